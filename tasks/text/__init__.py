@@ -1,0 +1,16 @@
+"""Language modelling on bytes: a GPT LightningModule and a webdataset LightningDataModule."""
+
+from .datamodule import TextDataModule
+from .gpt import GPT, GPTConfig
+from .module import GPTModule, OptimizerConfig
+from .prepare import TextData, prepare
+
+__all__ = [
+    "GPT",
+    "GPTConfig",
+    "GPTModule",
+    "OptimizerConfig",
+    "TextData",
+    "TextDataModule",
+    "prepare",
+]

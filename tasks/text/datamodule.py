@@ -1,0 +1,149 @@
+"""Byte sequences for language modelling: an endless resumable training stream, fixed validation."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from dd_lightning.tasks.data import Manifest, ShardStream, StreamPlan, read_manifest, read_shard
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from .prepare import TextData, prepare
+
+log = logging.getLogger(__name__)
+
+
+def to_batch(samples: list[dict[str, bytes]]) -> dict[str, Tensor]:
+    """Inputs and labels, each `[B, S]` int64, from samples of S+1 bytes."""
+    rows = np.stack([np.frombuffer(sample["bin"], dtype=np.uint8) for sample in samples])
+    ids = torch.from_numpy(rows.astype(np.int64))
+    return {"input_ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
+
+
+class TextDataModule(pl.LightningDataModule):
+    """Batches `{"input_ids", "labels"}` of bytes; the position is part of the checkpoint.
+
+    Args:
+        batch_size: sequences a step and rank.
+        num_workers: loader processes; any number gives the same batches.
+        seed: order of the training stream.
+        data_slot, num_data_slots: this learner's fixed, disjoint share of the training shards.
+        validation_samples: the same first sequences for everyone, at most so many.
+        **data: fields of `TextData`: source, path, sequence_length, max_bytes, ...
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 0,
+        data_slot: int = 0,
+        num_data_slots: int = 1,
+        validation_samples: int = 256,
+        **data: Any,
+    ) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("validation_samples", validation_samples)):
+            if value < 1:
+                raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= 1")
+        allowed = sorted(TextData.__dataclass_fields__)
+        if unknown := sorted(set(data) - set(allowed)):
+            raise ValueError(f"task.data has no {', '.join(unknown)}; allowed are also {allowed}")
+        StreamPlan(seed, data_slot, num_data_slots)  # refuses a wrong slot before anything starts
+        self.data = TextData(**data)
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.data_slot = data_slot
+        self.num_data_slots = num_data_slots
+        self.validation_samples = validation_samples
+        self.samples_consumed = 0
+        self._stream: ShardStream | None = None
+
+    @property
+    def batches_consumed(self) -> int:
+        """Training batches that reached the model on this rank, restored ones included."""
+        return self.samples_consumed // self.batch_size
+
+    def prepare_data(self) -> None:
+        """Build the shards where they do not exist yet."""
+        prepare({name: getattr(self.data, name) for name in TextData.__dataclass_fields__})
+
+    def manifest(self) -> Manifest:
+        """Manifest of the prepared folder."""
+        return read_manifest(self.data.folder())
+
+    def train_dataloader(self) -> DataLoader:
+        self._stream = ShardStream(
+            self.data.folder(), self.manifest().train, self._plan(), self.batch_size, to_batch
+        )
+        self._stream.start = self.samples_consumed
+        return DataLoader(self._stream, batch_size=None, num_workers=self.num_workers)
+
+    def val_dataloader(self) -> DataLoader:
+        samples: list[dict[str, bytes]] = []
+        for shard in self.manifest().validation:
+            if len(samples) < self.validation_samples:
+                samples += read_shard(self.data.folder() / shard.file)
+        return DataLoader(
+            samples[: self.validation_samples], batch_size=self.batch_size, collate_fn=to_batch
+        )
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        # Counted here, not in the dataset: loader processes and Lightning's prefetching run ahead
+        # of the model, and batches that they drop at a restart have not been consumed.
+        if self.trainer is not None and self.trainer.training:
+            self.samples_consumed += self.batch_size
+            if self._stream is not None:
+                self._stream.start = self.samples_consumed  # where a new iteration begins
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "samples": self.samples_consumed,
+            "batches": self.batches_consumed,
+            "stream": self._identity(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` stopped; a position of another stream is not used."""
+        ours, stored = self._identity(), state_dict["stream"]
+        if different := [
+            f"{name} {stored.get(name)} there, {ours[name]} here"
+            for name in ours
+            if stored.get(name) != ours[name]
+        ]:
+            log.warning(
+                "the checkpoint's data position (%d batches) is not used: it belongs to another "
+                "stream (%s); this one starts at %d batches",
+                state_dict["batches"],
+                ", ".join(
+                    f"{name} {stored.get(name)} there, {ours[name]} here" for name in different
+                ),
+                self.batches_consumed,
+            )
+            return
+        self.samples_consumed = state_dict["samples"]
+        if self._stream is not None:
+            self._stream.start = self.samples_consumed
+
+    def _plan(self) -> StreamPlan:
+        # The Trainer's ranks are the learner's; RANK in the environment may be anyone's.
+        rank, num_ranks = 0, 1
+        if self.trainer is not None:
+            rank, num_ranks = self.trainer.global_rank, self.trainer.world_size
+        return StreamPlan(self.seed, self.data_slot, self.num_data_slots, rank, num_ranks)
+
+    def _identity(self) -> dict[str, Any]:
+        """What a position belongs to: with any of these changed it points into another stream."""
+        plan = self._plan()
+        return {
+            "data": self.data.folder().name,
+            "seed": plan.seed,
+            "data_slot": plan.data_slot,
+            "num_data_slots": plan.num_data_slots,
+            "num_ranks": plan.num_ranks,
+        }

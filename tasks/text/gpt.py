@@ -1,0 +1,165 @@
+"""A small decoder-only transformer (pre-norm, GELU MLP) in plain PyTorch.
+
+Shape suffixes: B batch, S sequence, D width, N heads, H head width, V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+POSITIONS = ("rope", "learned")
+INIT_STD = 0.02  # GPT-2's
+
+
+@dataclass(frozen=True, slots=True)
+class GPTConfig:
+    """Sizes and options of a `GPT`.
+
+    Args:
+        max_length: longest sequence it accepts, in tokens.
+        positions: "rope" rotates queries and keys (Su et al. 2021); "learned" adds an embedding.
+        tie_embeddings: input embedding and output projection share one tensor.
+        dropout: probability on attention, MLP and embedding; 0 keeps a run free of random draws.
+    """
+
+    vocabulary: int = 256
+    max_length: int = 128
+    width: int = 128
+    depth: int = 4
+    heads: int = 4
+    positions: str = "rope"
+    tie_embeddings: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "max_length", "width", "depth", "heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"gpt.{name} is {value!r}, allowed are integers >= 1")
+        if self.width % self.heads:
+            raise ValueError(
+                f"gpt.width {self.width} is not a multiple of gpt.heads {self.heads}: each head "
+                f"takes width/heads features; try width={self.heads * -(-self.width // self.heads)}"
+            )
+        if self.positions not in POSITIONS:
+            raise ValueError(f"gpt.positions is {self.positions!r}, allowed are {POSITIONS}")
+        if self.positions == "rope" and (self.width // self.heads) % 2:
+            raise ValueError(
+                f"gpt.positions=rope rotates pairs of features, but a head has "
+                f"{self.width // self.heads} (width {self.width} / heads {self.heads}): make it "
+                "even, or use positions=learned"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"gpt.dropout is {self.dropout!r}, allowed is 0 <= dropout < 1")
+
+
+def rope_tables(length: int, head_width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of position x frequency, each `[length, head_width / 2]` (Su et al. 2021,
+    eq. 15)."""
+    frequency = base ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    angle = torch.outer(torch.arange(length, dtype=torch.float32), frequency)
+    return angle.cos(), angle.sin()
+
+
+def apply_rope(x_BNSH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+    """Rotate feature pairs (h, h + H/2) by their position's angle; tables hold H/2 columns."""
+    first, second = x_BNSH.chunk(2, dim=-1)
+    return torch.cat((first * cos_SH - second * sin_SH, second * cos_SH + first * sin_SH), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.output = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x_BSD: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        batch, length, width = x_BSD.shape
+        qkv = self.query_key_value(x_BSD).view(batch, length, 3, self.heads, width // self.heads)
+        q_BNSH, k_BNSH, v_BNSH = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        if rope is not None:
+            q_BNSH, k_BNSH = apply_rope(q_BNSH, *rope), apply_rope(k_BNSH, *rope)
+        mixed_BNSH = F.scaled_dot_product_attention(
+            q_BNSH,
+            k_BNSH,
+            v_BNSH,
+            is_causal=True,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.output(mixed_BNSH.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    """Attention, then a GELU MLP of four times the width; each on a normalised input."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.norm_mlp = nn.LayerNorm(config.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width, bias=False),
+            nn.GELU(),
+            nn.Linear(4 * config.width, config.width, bias=False),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BSD: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        x_BSD = x_BSD + self.dropout(self.attention(self.norm_attention(x_BSD), rope))
+        return x_BSD + self.dropout(self.mlp(self.norm_mlp(x_BSD)))
+
+
+class GPT(nn.Module):
+    """Next-token logits for token ids: `[B, S]` integers in, `[B, S, V]` out."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        if config.positions == "learned":
+            self.position = nn.Embedding(config.max_length, config.width)
+        else:
+            cos, sin = rope_tables(config.max_length, config.width // config.heads)
+            # not persistent: recomputed, so neither checkpointed nor exchanged between learners
+            self.register_buffer("rope_cos", cos, persistent=False)
+            self.register_buffer("rope_sin", sin, persistent=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.apply(_initialise)
+        for block in self.blocks:  # the residual stream sums 2 x depth outputs (GPT-2)
+            for linear in (block.attention.output, block.mlp[2]):
+                nn.init.normal_(linear.weight, std=INIT_STD / math.sqrt(2 * config.depth))
+        if config.tie_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        length = ids_BS.shape[1]
+        if length > self.config.max_length:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than gpt.max_length "
+                f"{self.config.max_length}: raise it, or lower task.data.sequence_length"
+            )
+        x_BSD = self.embedding(ids_BS)
+        rope = None
+        if self.config.positions == "learned":
+            x_BSD = x_BSD + self.position.weight[:length]
+        else:
+            rope = (self.rope_cos[:length], self.rope_sin[:length])
+        x_BSD = self.dropout(x_BSD)
+        for block in self.blocks:
+            x_BSD = block(x_BSD, rope)
+        return self.head(self.norm(x_BSD))
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=INIT_STD)

@@ -1,0 +1,150 @@
+"""GPT language modelling as an ordinary LightningModule."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .gpt import GPT, GPTConfig
+
+SCHEDULES = ("cosine", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig:
+    """AdamW and its learning rate over optimizer steps.
+
+    Args:
+        lr: peak learning rate, reached after `warmup_steps` of linear growth.
+        schedule: "cosine" falls to `lr * final_ratio` at `total_steps`; "constant" stays.
+        total_steps: 0 takes the Trainer's own limit.
+        weight_decay: on matrices only; norms are left alone.
+    """
+
+    lr: float = 3e-3
+    schedule: str = "cosine"
+    warmup_steps: int = 50
+    total_steps: int = 0
+    final_ratio: float = 0.1
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"optimizer.lr is {self.lr!r}, allowed is lr > 0")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"optimizer.schedule is {self.schedule!r}, allowed are {SCHEDULES}")
+        for name in ("warmup_steps", "total_steps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name} is {getattr(self, name)!r}, allowed is >= 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"optimizer.{name} is {getattr(self, name)!r}, allowed is 0 <= {name} < 1"
+                )
+        if not 0 <= self.final_ratio <= 1:
+            raise ValueError(
+                f"optimizer.final_ratio is {self.final_ratio!r}, allowed is 0 <= final_ratio <= 1"
+            )
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """Learning rate of the step after `step` finished ones, as a share of `lr`."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return 1.0
+        progress = (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return self.final_ratio + (1 - self.final_ratio) * cosine
+
+
+class GPTModule(pl.LightningModule):
+    """Trains a GPT on batches `{"input_ids": [B, S], "labels": [B, S]}` of token ids.
+
+    Logs `train_loss` per step; `val_loss` (nats, mean over all validation tokens) and
+    `val_bits_per_byte` (the same in bits: a token of the text task is one byte).
+
+    Args:
+        gpt: fields of `GPTConfig`.
+        optimizer: fields of `OptimizerConfig`.
+    """
+
+    def __init__(
+        self, gpt: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        gpt, optimizer = dict(gpt or {}), dict(optimizer or {})
+        self.save_hyperparameters()  # plain dicts by now: checkpoints load with weights_only=True
+        self.model = GPT(_build(GPTConfig, "gpt", gpt))
+        self.optimizer_config = _build(OptimizerConfig, "optimizer", optimizer)
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        return self.model(ids_BS)
+
+    @staticmethod
+    def count_tokens(batch: Mapping[str, Tensor]) -> int:
+        """Number of target tokens in a batch."""
+        return batch["labels"].numel()
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Mean cross-entropy of the next token, in nats."""
+        logits_BSV = self.model(batch["input_ids"])
+        return F.cross_entropy(logits_BSV.flatten(0, 1), batch["labels"].flatten())
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_index: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("train_loss", loss.detach(), batch_size=batch["labels"].shape[0])
+        return loss
+
+    def validation_step(self, batch: Mapping[str, Tensor], batch_index: int) -> None:
+        loss = self.loss(batch)
+        # every sequence has the same length, so weights by sequences are weights by tokens
+        self.log_dict(
+            {"val_loss": loss, "val_bits_per_byte": loss / math.log(2)},
+            batch_size=batch["labels"].shape[0],
+            sync_dist=True,
+        )
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        config = self.optimizer_config
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2))
+        total_steps = self._total_steps() if config.schedule == "cosine" else 0
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: config.factor(step, total_steps)
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def _total_steps(self) -> int:
+        if self.optimizer_config.total_steps:
+            return self.optimizer_config.total_steps
+        steps = self.trainer.max_steps
+        if steps < 0:
+            steps = self.trainer.estimated_stepping_batches
+        if not 0 < steps < math.inf:
+            raise ValueError(
+                f"optimizer.schedule=cosine needs to know where it ends, but the Trainer's number "
+                f"of steps is {steps}: set Trainer(max_steps=...), optimizer.total_steps, or "
+                "optimizer.schedule=constant"
+            )
+        return int(steps)
+
+
+def _build(config: type, name: str, fields: Mapping[str, Any]) -> Any:
+    allowed = sorted(config.__dataclass_fields__)
+    if unknown := sorted(set(fields) - set(allowed)):
+        raise ValueError(f"{name} has no field {', '.join(unknown)}; allowed are {allowed}")
+    return config(**fields)

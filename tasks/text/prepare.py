@@ -1,0 +1,142 @@
+"""From documents to shards: split, cut into sequences of bytes, write once under a content key."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dd_lightning.tasks.data import Manifest, build_once, write_manifest, write_shards
+
+from .corpus import (
+    SEPARATOR,
+    SOURCES,
+    Document,
+    Origin,
+    by_digest,
+    folder_documents,
+    folder_origin,
+    is_validation,
+    unique,
+)
+from .docstrings import docs_documents, docs_origin
+from .sotu import sotu_documents, sotu_origin
+
+FORMAT = 1  # raise when the same settings would give other shards
+VOCABULARY = 256
+VALIDATION_PERCENT = 5
+VALIDATION_SHARDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TextData:
+    """Which text, how much of it, cut how.
+
+    Args:
+        source: "docs", "sotu" or "folder"; `path` is the folder.
+        sequence_length: target bytes of a sample; it is stored with one more, the first input.
+        max_bytes: text to use; of `sotu` and `folder` a fixed random part of the documents.
+        num_shards: training shards, at least data slots x ranks; more where one would be large.
+        cache_dir: where prepared folders are kept; relative to the current directory.
+    """
+
+    source: str = "docs"
+    path: str = ""
+    sequence_length: int = 128
+    max_bytes: int = 2_500_000
+    num_shards: int = 64
+    cache_dir: str = field(default_factory=lambda: os.environ.get("DD_DATA", "data"))
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
+        if (self.source == "folder") != bool(self.path):
+            raise ValueError(
+                f"task.data.path is {self.path!r} with task.data.source={self.source}: a path "
+                "belongs to source=folder, which needs one"
+            )
+        for name in ("sequence_length", "max_bytes", "num_shards"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= 1")
+
+    @classmethod
+    def select(cls, settings: Mapping[str, Any]) -> "TextData":
+        """The fields of this class among a datamodule's settings."""
+        return cls(**{f.name: settings[f.name] for f in fields(cls) if f.name in settings})
+
+    def origin(self) -> Origin:
+        """The source as it is on this machine now."""
+        if self.source == "folder":
+            return folder_origin(Path(self.path))
+        return docs_origin() if self.source == "docs" else sotu_origin()
+
+    def documents(self) -> Iterable[Document]:
+        """The texts used, each once."""
+        if self.source == "folder":
+            found = folder_documents(Path(self.path))
+        else:
+            found = docs_documents() if self.source == "docs" else sotu_documents()
+        return unique(found, self.max_bytes)
+
+    def folder(self) -> Path:
+        """Where this data set is, or will be: the name holds a hash of all that determines it."""
+        key = {"format": FORMAT, **asdict(self), "versions": self.origin().versions}
+        del key["cache_dir"], key["path"]  # a folder's content counts, not its place
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return Path(self.cache_dir).absolute() / f"text-{self.source}-{digest[:16]}"
+
+
+def prepare(data_config: Mapping[str, Any]) -> Path:
+    """Make the shards of a `task.data` mapping where they do not exist yet; returns their folder.
+
+    Safe to call from many processes at once. Keys that are not fields of `TextData` (batch size,
+    data slot, ...) do not matter here.
+    """
+    data = TextData.select(data_config)
+    return build_once(data.folder(), partial(_build, data))
+
+
+def _build(data: TextData, folder: Path) -> None:
+    documents = by_digest(data.documents())
+    held_out = [d for d in documents if is_validation(d, VALIDATION_PERCENT)]
+    train = [d for d in documents if not is_validation(d, VALIDATION_PERCENT)]
+    if not held_out or not train:
+        raise ValueError(
+            f"{len(documents)} documents of source {data.source} are too few to hold out "
+            f"{VALIDATION_PERCENT}% of them for validation: add or split files, or raise max_bytes"
+        )
+    origin = asdict(data.origin())
+    shards = {
+        "train": write_shards(folder, "train", _samples(train, data), data.num_shards),
+        "validation": write_shards(
+            folder, "validation", _samples(held_out, data), VALIDATION_SHARDS
+        ),
+    }
+    info = {
+        "task": "text",
+        **origin,
+        "sequence_length": data.sequence_length,
+        "vocabulary": VOCABULARY,
+        "max_bytes": data.max_bytes,
+        "documents": {"train": len(train), "validation": len(held_out)},
+    }
+    write_manifest(folder, Manifest(**shards, info=info))
+
+
+def _samples(documents: list[Document], data: TextData) -> list[dict[str, bytes]]:
+    """Sequences in an order fixed by the text, so that every shard is an even mixture."""
+    sequences = list(cut(SEPARATOR.join(d.text for d in documents), data.sequence_length))
+    order = np.random.default_rng(FORMAT).permutation(len(sequences))
+    return [{"bin": sequences[i]} for i in order]
+
+
+def cut(text: bytes, sequence_length: int) -> Iterator[bytes]:
+    """Windows of `sequence_length + 1` bytes, each starting on the last byte of the one before:
+    every byte but the first (and a remainder) is a target exactly once."""
+    for start in range(0, len(text) - sequence_length, sequence_length):
+        yield text[start : start + sequence_length + 1]
