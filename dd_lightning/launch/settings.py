@@ -1,0 +1,221 @@
+"""From a composed configuration to checked settings, before any process starts.
+
+What the syncer, the network and the learners are given is built here once, so that a wrong value
+is a ValueError with the setting's name, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dd_lightning.algorithm import CODECS, FRAGMENTERS, MERGE_RULES, check_outer, resolve
+from dd_lightning.launch import checks
+from dd_lightning.network.profiles import WanProfile
+from dd_lightning.protocol.config import SyncerConfig
+
+TOP_KEYS = (
+    "mode",
+    "learners",
+    "seed",
+    "task",
+    "algorithm",
+    "network",
+    "chaos",
+    "launcher",
+    "logger",
+    "learner",
+    "trainer",
+    "budget",
+    "timeouts",
+    "evaluate",
+    "checkpoint",
+)
+LAUNCHER_KEYS = (
+    "name",
+    "listen",
+    "threads_per_process",
+    "step_floor_s",
+    "max_restarts",
+    "restart_after_s",
+)
+LOGGERS = ("csv", "aim")
+OVERRIDABLE = ("trainer", "task")
+MAX_LOCAL_LEARNERS = 200  # each has a loopback address of its own, 127.0.1.1 to 127.0.1.200
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A checked experiment: `values` is the resolved configuration, plain and nested."""
+
+    values: dict[str, Any]
+    syncer: SyncerConfig
+    network: WanProfile
+
+    @property
+    def learner_ids(self) -> list[str]:
+        """"0" to "M-1"."""
+        return [str(index) for index in range(self.values["learners"])]
+
+    @property
+    def launcher(self) -> dict[str, Any]:
+        """`launcher.*`."""
+        return self.values["launcher"]
+
+
+def check(values: Mapping[str, Any]) -> Settings:
+    """Settings from a resolved configuration.
+
+    Raises:
+        ValueError: one setting is wrong; the message is for the user.
+    """
+    values = dict(values)
+    checks.known_keys(values, (*TOP_KEYS, "experiment"))
+    values.pop("experiment", None)
+    _check_mode(values)
+    for name in ("learners", "trainer.max_steps"):
+        checks.integer(values, name, 1)
+    checks.integer(values, "seed", 0)
+    checks.integer(values, "budget.tokens", 1, none=True)
+    checks.integer(values, "checkpoint.keep", 1)
+    for name in ("evaluate.every_s", "checkpoint.every_s"):
+        checks.seconds(values, name)
+    _check_launcher(values)
+    _check_learners(values)
+    _check_loggers(values)
+    _check_algorithm(values["algorithm"])
+    network = WanProfile.from_config(values["network"])
+    return Settings(values, _syncer_config(values, network), network)
+
+
+def learner_values(values: Mapping[str, Any], learner: str) -> dict[str, Any]:
+    """The configuration with `learner.overrides` of this learner merged in."""
+    overrides = checks.get(values, "learner.overrides") or {}
+    own = {str(key): value for key, value in overrides.items()}.get(learner) or {}
+    return _merged(values, own)
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in own.items():
+        nested = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+        merged[key] = _merged(base[key], value) if nested else value
+    return merged
+
+
+def _check_mode(values: Mapping[str, Any]) -> None:
+    if values.get("mode") == "simulate":
+        raise ValueError("mode is 'simulate', which is not built yet; allowed: processes.")
+    checks.choice(values, "mode", ["processes"])
+    if (name := checks.get(values, "chaos.name")) != "none":
+        raise ValueError(f"chaos is {name!r}, which is not built yet; allowed: none.")
+
+
+def _check_launcher(values: Mapping[str, Any]) -> None:
+    checks.choice(values, "launcher.name", ["local"])
+    checks.known_keys(values["launcher"], LAUNCHER_KEYS, "launcher.")
+    checks.integer(values, "launcher.threads_per_process", 1)
+    checks.integer(values, "launcher.max_restarts", 0)
+    for name in ("launcher.step_floor_s", "launcher.restart_after_s"):
+        checks.seconds(values, name, positive=False)
+    host, port = parse_listen(checks.get(values, "launcher.listen"))
+    if port:
+        _check_port_free(host, port)
+
+
+def parse_listen(listen: Any) -> tuple[str, int]:
+    """Host and port of `tcp://HOST:PORT`.
+
+    Raises:
+        ValueError: it does not look like that, or the host is not a loopback address.
+    """
+    text = str(listen)
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    if not text.startswith("tcp://") or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(
+            f"launcher.listen is {listen!r}; allowed: tcp://HOST:PORT, as tcp://127.0.0.1:0."
+        )
+    if not host.startswith("127."):
+        raise ValueError(
+            f"launcher.listen is {listen!r}; allowed: an address 127.x.x.x, since the launcher "
+            "runs everything on this machine. For other hosts start `dd-lightning syncer` there."
+        )
+    return host, int(port)
+
+
+def _check_port_free(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"launcher.listen is 'tcp://{host}:{port}', which cannot be listened on "
+                f"({error.strerror}); allowed: a free port, or 0 for any."
+            ) from error
+
+
+def _check_learners(values: Mapping[str, Any]) -> None:
+    if values["learners"] > MAX_LOCAL_LEARNERS:
+        raise ValueError(
+            f"learners is {values['learners']}; allowed: 1 to {MAX_LOCAL_LEARNERS} on one machine."
+        )
+    checks.choice(values, "learner.name", ["single"])
+    checks.known_keys(values["learner"], ("name", "devices", "overrides"), "learner.")
+    if checks.get(values, "learner.devices") != 1:
+        given = values["learner"]["devices"]
+        raise ValueError(f"learner.devices is {given!r}; allowed: 1 under learner=single.")
+    overrides = checks.get(values, "learner.overrides") or {}
+    if not isinstance(overrides, Mapping):
+        raise ValueError(
+            f"learner.overrides is {overrides!r}; allowed: null or a mapping by learner, as "
+            "{1: {trainer: {precision: bf16-mixed}}}."
+        )
+    ids = [str(index) for index in range(values["learners"])]
+    checks.known_keys(overrides, ids, "learner.overrides.")
+    for key, own in overrides.items():
+        if not isinstance(own, Mapping):
+            raise ValueError(
+                f"learner.overrides.{key} is {own!r}; allowed: a mapping of "
+                f"{' and '.join(OVERRIDABLE)} settings."
+            )
+        checks.known_keys(own, OVERRIDABLE, f"learner.overrides.{key}.")
+
+
+def _check_loggers(values: Mapping[str, Any]) -> None:
+    loggers = checks.get(values, "logger")
+    checks.known_keys(loggers or {}, LOGGERS, "logger.")
+
+
+def _check_algorithm(algorithm: Mapping[str, Any]) -> None:
+    for name, registry in (
+        ("merge", MERGE_RULES),
+        ("fragmentation", FRAGMENTERS),
+        ("codec", CODECS),
+    ):
+        try:
+            resolve(name, algorithm[name], registry)
+        except ValueError as error:
+            raise ValueError(f"algorithm.{error}") from error
+    try:
+        check_outer(algorithm["outer"])
+    except ValueError as error:
+        raise ValueError(f"algorithm.{error}") from error
+
+
+def _syncer_config(values: Mapping[str, Any], network: WanProfile) -> SyncerConfig:
+    return SyncerConfig.load(
+        {
+            "algorithm": values["algorithm"],
+            "timeouts": values["timeouts"],
+            "learners": values["learners"],
+            "max_steps": values["trainer"]["max_steps"],
+            "budget_tokens": values["budget"]["tokens"],
+            "seed": values["seed"],
+            "checkpoint_every_s": values["checkpoint"]["every_s"],
+            "checkpoint_keep": values["checkpoint"]["keep"],
+            "proxied": network.needs_proxy,
+        }
+    )
