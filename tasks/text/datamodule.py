@@ -1,7 +1,9 @@
 """Byte sequences for language modelling: an endless resumable training stream, fixed validation."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,10 +18,15 @@ from .prepare import TextData, prepare
 log = logging.getLogger(__name__)
 
 
-def to_batch(samples: list[dict[str, bytes]]) -> dict[str, Tensor]:
-    """Inputs and labels, each `[B, S]` int64, from samples of S+1 bytes."""
-    rows = np.stack([np.frombuffer(sample["bin"], dtype=np.uint8) for sample in samples])
-    ids = torch.from_numpy(rows.astype(np.int64))
+def read_sequences(path: Path, sequence_length: int) -> np.ndarray:
+    """The sequences of one shard, `[samples, sequence_length + 1]` uint8."""
+    text = b"".join(record["bin"] for record in read_shard(path))
+    return np.frombuffer(text, dtype=np.uint8).reshape(-1, sequence_length + 1)
+
+
+def to_batch(sequences: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """Inputs and labels, each `[B, S]` int64, from B sequences of S+1 bytes."""
+    ids = torch.from_numpy(np.stack(sequences).astype(np.int64))
     return {"input_ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
 
 
@@ -62,11 +69,17 @@ class TextDataModule(pl.LightningDataModule):
         self.validation_samples = validation_samples
         self.samples_consumed = 0
         self._stream: ShardStream | None = None
+        self._read = partial(read_sequences, sequence_length=self.data.sequence_length)
 
     @property
     def batches_consumed(self) -> int:
         """Training batches that reached the model on this rank, restored ones included."""
         return self.samples_consumed // self.batch_size
+
+    @property
+    def folder(self) -> Path:
+        """Where the shards are, or will be."""
+        return self.data.folder()
 
     def prepare_data(self) -> None:
         """Build the shards where they do not exist yet."""
@@ -74,23 +87,25 @@ class TextDataModule(pl.LightningDataModule):
 
     def manifest(self) -> Manifest:
         """Manifest of the prepared folder."""
-        return read_manifest(self.data.folder())
+        return read_manifest(self.folder)
 
     def train_dataloader(self) -> DataLoader:
         self._stream = ShardStream(
-            self.data.folder(), self.manifest().train, self._plan(), self.batch_size, to_batch
+            self.folder,
+            self.manifest().train,
+            self._plan(),
+            self.batch_size,
+            collate=to_batch,
+            read=self._read,
         )
         self._stream.start = self.samples_consumed
         return DataLoader(self._stream, batch_size=None, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader:
-        samples: list[dict[str, bytes]] = []
-        for shard in self.manifest().validation:
-            if len(samples) < self.validation_samples:
-                samples += read_shard(self.data.folder() / shard.file)
-        return DataLoader(
-            samples[: self.validation_samples], batch_size=self.batch_size, collate_fn=to_batch
-        )
+        shards = self.manifest().validation
+        sequences = np.concatenate([self._read(self.folder / shard.file) for shard in shards])
+        fixed = list(sequences[: self.validation_samples])
+        return DataLoader(fixed, batch_size=self.batch_size, collate_fn=to_batch)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         # Counted here, not in the dataset: loader processes and Lightning's prefetching run ahead
@@ -141,7 +156,7 @@ class TextDataModule(pl.LightningDataModule):
         """What a position belongs to: with any of these changed it points into another stream."""
         plan = self._plan()
         return {
-            "data": self.data.folder().name,
+            "data": self.folder.name,
             "seed": plan.seed,
             "data_slot": plan.data_slot,
             "num_data_slots": plan.num_data_slots,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dd_lightning.tasks.data import Manifest, build_once, write_manifest, write_shards
+from dd_lightning.tasks.data import Manifest, Shard, build_once, write_manifest, write_shards
 
 from .corpus import (
     SEPARATOR,
@@ -30,6 +30,7 @@ FORMAT = 1  # raise when the same settings would give other shards
 VOCABULARY = 256
 VALIDATION_PERCENT = 5
 VALIDATION_SHARDS = 2
+SEQUENCES_PER_RECORD = 16  # a tar spends 1 kB on each record, whatever its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class TextData:
 
     Args:
         source: "docs", "sotu" or "folder"; `path` is the folder.
-        sequence_length: target bytes of a sample; it is stored with one more, the first input.
+        sequence_length: target bytes of a sample; it has one more, the first input.
         max_bytes: text to use; of `sotu` and `folder` a fixed random part of the documents.
         num_shards: training shards, at least data slots x ranks; more where one would be large.
         cache_dir: where prepared folders are kept; relative to the current directory.
@@ -110,16 +111,13 @@ def _build(data: TextData, folder: Path) -> None:
             f"{len(documents)} documents of source {data.source} are too few to hold out "
             f"{VALIDATION_PERCENT}% of them for validation: add or split files, or raise max_bytes"
         )
-    origin = asdict(data.origin())
     shards = {
-        "train": write_shards(folder, "train", _samples(train, data), data.num_shards),
-        "validation": write_shards(
-            folder, "validation", _samples(held_out, data), VALIDATION_SHARDS
-        ),
+        "train": _write(folder, "train", train, data, data.num_shards),
+        "validation": _write(folder, "validation", held_out, data, VALIDATION_SHARDS),
     }
     info = {
         "task": "text",
-        **origin,
+        **asdict(data.origin()),
         "sequence_length": data.sequence_length,
         "vocabulary": VOCABULARY,
         "max_bytes": data.max_bytes,
@@ -128,11 +126,26 @@ def _build(data: TextData, folder: Path) -> None:
     write_manifest(folder, Manifest(**shards, info=info))
 
 
-def _samples(documents: list[Document], data: TextData) -> list[dict[str, bytes]]:
+def _write(
+    folder: Path, split: str, documents: list[Document], data: TextData, num_shards: int
+) -> tuple[Shard, ...]:
     """Sequences in an order fixed by the text, so that every shard is an even mixture."""
     sequences = list(cut(SEPARATOR.join(d.text for d in documents), data.sequence_length))
+    if len(sequences) < num_shards:
+        raise ValueError(
+            f"{split}: {len(sequences)} sequences of {data.sequence_length} bytes do not fill "
+            f"{num_shards} shards: lower task.data.num_shards or sequence_length, or add text"
+        )
     order = np.random.default_rng(FORMAT).permutation(len(sequences))
-    return [{"bin": sequences[i]} for i in order]
+    size = min(SEQUENCES_PER_RECORD, len(sequences) // num_shards)
+    records = [
+        {"bin": b"".join(sequences[i] for i in order[start : start + size])}
+        for start in range(0, len(order), size)
+    ]
+    length = data.sequence_length + 1
+    return write_shards(
+        folder, split, records, num_shards, lambda record: len(record["bin"]) // length
+    )
 
 
 def cut(text: bytes, sequence_length: int) -> Iterator[bytes]:
