@@ -1,6 +1,6 @@
-"""What a learner holds of one fragment: counters, the unsettled snapshot, what waits for a boundary.
+"""What a learner holds of one fragment: counters, the unsettled snapshot, what is to be done.
 
-The pieces of `ledger.py`. Tensors in a `Snapshot` and in `base`/`anchor` are never changed in place.
+The pieces of `ledger.py`. Tensors of a snapshot, base or anchor are never changed in place.
 """
 
 from __future__ import annotations

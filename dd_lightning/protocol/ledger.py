@@ -81,7 +81,7 @@ class LearnerLedger:
     # ------------------------------------------------------------------ what happens
 
     def attach(self, welcome: Welcome) -> None:
-        """Admitted (again): a higher epoch voids what lower ones sent; the own clock is set to C."""
+        """Admitted (again): a higher epoch voids what lower ones sent; own clock := C."""
         self._enter(welcome.epoch)
         self._schedule.attach(welcome.clock, self.step, welcome.offset, welcome.next_round)
         for state, merged_upto in zip(self._fragments, welcome.merged_upto, strict=True):

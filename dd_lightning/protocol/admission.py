@@ -1,0 +1,245 @@
+"""Joins, generations and leases: who is let in, under which generation, and when one ends.
+
+An id has one living holder. Messages of an ended generation get `Rejoin` and do nothing else.
+"""
+
+from __future__ import annotations
+
+from dd_lightning.protocol.accounts import Account
+from dd_lightning.protocol.layout import build_layout
+from dd_lightning.protocol.members import (
+    FINISHING,
+    GONE,
+    LOST,
+    NOTHING_HELD,
+    Member,
+)
+from dd_lightning.protocol.messages import (
+    PROTOCOL_VERSION,
+    Join,
+    Refused,
+    SendInitial,
+    Welcome,
+)
+from dd_lightning.protocol.run_state import RunState
+
+
+class Admission:
+    """Decides on joins and ends generations."""
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+
+    def join(self, session: str, message: Join, now: float, peer_address: str) -> Member | None:
+        """Admit, re-attach, repeat the answer, or refuse. The member, if this is a new one."""
+        holder = self.run.members.get(message.learner)
+        same_life = holder is not None and holder.join.incarnation == message.incarnation
+        if holder is not None and same_life and message.number <= holder.join.number:
+            if message.number == holder.join.number and holder.live:
+                # a repeated join (the answer was lost): the same generation again
+                self.run.sessions.pop(holder.session, None)
+                holder.session = session
+                holder.reported_s = now
+                self.run.sessions[session] = (holder.learner, holder.generation)
+                self._welcome(holder)
+            return None
+        reason = self._objection(message, holder, same_life)
+        if reason is not None:
+            self._refuse(session, message, reason)
+            return None
+        if holder is not None and holder.live:
+            self.end(holder, LOST, "re-attached" if same_life else "taken over", now)
+        return self._admit(session, message, now, peer_address, same_life)
+
+    def _objection(self, message: Join, holder: Member | None, same_life: bool) -> str | None:
+        run = self.run
+        if message.protocol != PROTOCOL_VERSION:
+            return (
+                f"it speaks protocol {message.protocol}, this syncer {PROTOCOL_VERSION}: "
+                "run one version of dd_lightning everywhere"
+            )
+        if message.run_id and message.run_id != run.run_id:
+            return f"it belongs to run {message.run_id}, this is run {run.run_id}"
+        if holder is not None and holder.live and not same_life and not message.takeover:
+            return (
+                f"learner id {message.learner!r} is held by a live learner on host "
+                f"{holder.join.host or '?'}, pid {holder.join.pid}: give this one another id, end "
+                "that one, or join with takeover=true"
+            )
+        if run.layout is not None and not same_life:
+            difference = run.layout.difference(message.tensors)
+            if difference is not None:
+                return f"its model is not the run's: {difference}"
+        if run.layout is None:
+            try:
+                build_layout(message.tensors, run.config.algorithm)
+            except ValueError as error:
+                return str(error)
+        if message.learner not in run.slots and len(run.slots) >= run.config.num_data_slots:
+            return (
+                f"all {run.config.num_data_slots} data slots are taken "
+                f"({', '.join(sorted(run.slots))}); raise algorithm.max_learners"
+            )
+        return None
+
+    def _refuse(self, session: str, message: Join, reason: str) -> None:
+        self.run.refusals += 1
+        self.run.record("refused", reason=reason, count=1, learner=message.learner)
+        text = f"learner {message.learner!r} is refused: {reason}"
+        self.run.say(session, Refused(number=message.number, reason=text))
+
+    def _admit(
+        self, session: str, message: Join, now: float, peer_address: str, same_life: bool
+    ) -> Member:
+        run = self.run
+        if run.layout is None:
+            run.set_layout(build_layout(message.tensors, run.config.algorithm))
+        known = run.accounts.get(message.incarnation)
+        continues = message.continues and run.initialized
+        for account in run.accounts.values():
+            if account.learner == message.learner and account.incarnation != message.incarnation:
+                account.ended = account.ended or "dead"
+        generation = run.generations.get(message.learner, 0) + 1
+        run.generations[message.learner] = generation
+        account = known or Account(message.learner, message.incarnation, len(run.versions))
+        account.generation = generation
+        run.accounts[message.incarnation] = account
+        slot = run.slots.setdefault(message.learner, self._slot(message))
+        member = Member(
+            message.learner, generation, session, message, account, slot, now,
+            peer_address=peer_address, step=message.step, reported_s=now, stepped_s=now,
+        )  # fmt: skip
+        previous = run.members.get(message.learner)
+        if previous is not None and same_life:
+            self._carry_over(previous, member)
+        run.members[message.learner] = member
+        run.sessions[session] = (member.learner, generation)
+        run.lost_at.pop(message.learner, None)
+        run.ever_joined = True
+        self._hand_over(member, continues, known is not None)
+        run.record(
+            "join",
+            learner=member.learner,
+            generation=generation,
+            cause="re-attach" if same_life or continues else "join",
+            continues=continues,
+            state_from=message.state_from,
+            state_step=message.state_step,
+            data_position=message.data_position,
+            incarnation=message.incarnation,
+            data_slot=slot,
+            strategy=message.strategy,
+            ranks=message.ranks,
+            dtype=message.dtype,
+            step=message.step,
+            planned=run.config.learners is None or slot < run.config.learners,
+        )
+        self._welcome(member)
+        return member
+
+    @staticmethod
+    def _carry_over(previous: Member, member: Member) -> None:
+        """What one process life keeps over its generations; estimates of lateness start anew."""
+        member.steps = previous.steps
+        member.seconds_stepping = previous.seconds_stepping
+        member.first_step_s = previous.first_step_s
+        member.losses = previous.losses
+        member.coalesced_most = previous.coalesced_most
+        member.rtt_ms = previous.rtt_ms
+
+    def _slot(self, message: Join) -> int:
+        taken = set(self.run.slots.values())
+        slots = self.run.config.num_data_slots
+        wanted = message.data_slot
+        if wanted is None and message.learner.isdecimal():
+            wanted = int(message.learner)
+        if wanted is not None and 0 <= wanted < slots and wanted not in taken:
+            return wanted
+        return next(slot for slot in range(slots) if slot not in taken)
+
+    def _hand_over(self, member: Member, continues: bool, known: bool) -> None:
+        """Which fragments the learner gets, and which wait for its contribution first."""
+        run, join = self.run, member.join
+        fragments = range(len(run.versions))
+        if not run.initialized:
+            member.versions = [NOTHING_HELD] * len(run.versions)
+            if run.initial_from is None:
+                run.initial_from = member.learner
+            return
+        if not continues or len(join.versions) != len(run.versions):
+            member.versions = [NOTHING_HELD] * len(run.versions)
+            for fragment in fragments:
+                member.outbox.offer(fragment)
+            return
+        member.versions = [tuple(version) for version in join.versions]  # type: ignore[misc]
+        member.account.saw(join.odometer)
+        new_epoch = any(version[0] < run.epoch for version in member.versions)
+        for fragment in fragments:
+            member.held_pull.add(fragment)
+            if fragment < len(join.pending):
+                unsettled = join.odometer - join.pending[fragment][1]
+                cause = "rollback" if new_epoch else ""
+                member.account.advance(fragment, unsettled, cause, run.book_loss)
+            if self._stale(member, fragment) > run.config.algorithm.max_stale:
+                member.outbox.offer(fragment)
+                member.held_pull.discard(fragment)
+            elif member.versions[fragment] < run.versions[fragment]:
+                member.withheld.add(fragment)
+
+    def _stale(self, member: Member, fragment: int) -> int:
+        """Merges of the fragment that the learner has not seen, across epochs."""
+        held, current = member.versions[fragment], self.run.versions[fragment]
+        return max(0, current[1] - held[1])
+
+    def _welcome(self, member: Member) -> None:
+        run = self.run
+        assert run.layout is not None
+        run.say(
+            member.session,
+            Welcome(
+                learner=member.learner,
+                number=member.join.number,
+                generation=member.generation,
+                epoch=run.epoch,
+                run_id=run.run_id,
+                config=run.config.to_dict(),
+                fragments=run.layout.fragments,
+                averaged=tuple(sorted(run.layout.averaged)),
+                fingerprint=run.layout.fingerprint,
+                send_initial=not run.initialized and run.initial_from == member.learner,
+                clock=run.clock.value,
+                offset=run.book.offset,
+                next_round=run.book.next_round,
+                merged_upto=tuple(member.account.merged_upto),
+                data_slot=member.data_slot,
+                num_data_slots=run.config.num_data_slots,
+                start_step=run.clock.value,
+                peer_address=member.peer_address,
+            ),
+        )
+
+    def end(self, member: Member, state: str, cause: str, now: float) -> None:
+        """End a generation: GONE (it said so) or LOST. Nothing is booked for a lost one: it may
+        come back and contribute what it holds; only when another process takes its id, or the
+        run ends, is that lost (`dead`)."""
+        run = self.run
+        if not member.live:
+            return
+        finished = member.state == FINISHING
+        member.state = state
+        if state == GONE:
+            member.account.ended = "unsent"
+            if finished:
+                run.finished_learners.add(member.learner)
+            run.record("leave", learner=member.learner, generation=member.generation, cause=cause)
+        else:
+            if cause not in ("re-attached", "taken over"):
+                run.lost_at[member.learner] = now
+            run.record("dead", learner=member.learner, generation=member.generation, cause=cause)
+        if run.initial_from == member.learner and not run.initialized:
+            run.initial_from = None
+            heir = next((m for m in run.live), None)
+            if heir is not None:
+                run.initial_from = heir.learner
+                run.initial_missing = set(range(len(run.versions)))
+                run.say(heir.session, SendInitial(generation=heir.generation))

@@ -1,0 +1,405 @@
+"""The learner's side of the session with the syncer, without sockets, clock or threads.
+
+Joins, reconnects, heartbeats, coalesced progress, the upload queue and the fencing of generations
+and epochs. Its driver (the comm thread, or a simulator) feeds events, carries out `take()` in
+order, and asks `next_upload()` whenever the data channel takes a contribution.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from dd_lightning.protocol.config import SyncerConfig, Timeouts
+from dd_lightning.protocol.held import Held, Snapshot
+from dd_lightning.protocol.messages import (
+    Applied,
+    Checkpointed,
+    Closed,
+    Contribution,
+    Finish,
+    FinishNow,
+    Fragment,
+    Goodbye,
+    Initial,
+    Join,
+    Message,
+    Nothing,
+    Payload,
+    Pong,
+    Pull,
+    Received,
+    Refused,
+    Rejoin,
+    Released,
+    RoundKey,
+    SendInitial,
+    Verdict,
+    Welcome,
+)
+from dd_lightning.protocol.progress import ProgressReport
+
+OFFLINE, JOINING, ATTACHED, ENDED = "offline", "joining", "attached", "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send on the control channel; losing it costs time only."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand to the training side (its ledger, or its loading and finishing loops)."""
+
+    message: Message
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Close the channel and make a new one, with back-off."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The learner cannot take part: raise `reason` in the training thread."""
+
+    reason: str
+
+
+LinkAction = Send | Deliver | Reconnect | Fail
+
+
+@dataclass(frozen=True, slots=True)
+class InitialValues:
+    """Version 0 of one fragment, to be uploaded."""
+
+    fragment: int
+    values: Mapping[str, Tensor]
+
+
+Upload = Snapshot | InitialValues
+
+
+class LearnerLink:
+    """One learner process's link, over all its connections.
+
+    Args:
+        join: what does not change from join to join; number, generation and what is held are
+            filled in.
+        address: of the syncer, for messages.
+        connect_timeout_s: bound on the first connection, and on each first fragment after it.
+        via: the address this learner must be seen at (that of its proxy), "" for any.
+    """
+
+    def __init__(
+        self,
+        join: Join,
+        *,
+        now: float,
+        address: str = "",
+        connect_timeout_s: float = 60.0,
+        via: str = "",
+    ) -> None:
+        self.phase = OFFLINE
+        self.generation = 0
+        self.epoch = 0
+        self.run_id = join.run_id
+        self.fingerprint = ""
+        self.timeouts = Timeouts()
+        self.attempts = 0
+        self.last_error = ""
+        self.progress = ProgressReport()
+        self._template = join
+        self._held = Held(join.step, join.odometer, (), ())
+        self._number = 0
+        self._address, self._via = address, via
+        self._started_s, self._connect_timeout_s = now, connect_timeout_s
+        self._connect_by: float | None = now + connect_timeout_s  # None: loaded once
+        self._join_sent_s = self._heard_s = now
+        self._finish: Finish | None = None
+        self._uploads: deque[Upload] = deque()
+        self._actions: list[LinkAction] = []
+
+    # ------------------------------------------------------------------ from the channel
+
+    def connected(self, now: float) -> None:
+        """A channel stands."""
+        self._heard_s = now
+        if self.phase != ENDED:
+            self._join(now)
+
+    def connection_failed(self, cause: str, now: float) -> None:
+        """An attempt at a channel (rendezvous included) came to nothing."""
+        self.attempts += 1
+        self.last_error = cause
+        self.tick(now)
+
+    def disconnected(self, now: float, cause: str = "connection closed") -> None:
+        """The channel is gone; what was queued is asked for again after the next join."""
+        del now
+        self.last_error = cause
+        if self.phase != ENDED:
+            self._drop(OFFLINE)
+
+    def receive(self, message: Message, payload: Any, now: float) -> None:
+        """A message has come from the syncer."""
+        self._heard_s = now
+        if isinstance(message, Welcome):
+            self._welcomed(message, now)
+        elif isinstance(message, Refused):
+            if self.phase == JOINING and message.number == self._number:
+                self.last_error = message.reason
+                if message.fatal:
+                    self._fail(f"the syncer at {self._address} refused it: {message.reason}")
+        elif self.phase != ATTACHED or message.generation != self.generation:
+            return  # of an ended generation, or a join of our own is under way
+        elif isinstance(message, Rejoin):
+            self._join(now)
+        elif isinstance(message, Pong):
+            self.progress.pong(message.ping, now)
+        else:
+            self._deliver(message, payload, now)
+
+    def _welcomed(self, welcome: Welcome, now: float) -> None:
+        if self.phase != JOINING or welcome.number != self._number:
+            return
+        if welcome.epoch < self.epoch:
+            self._reconnect(f"a syncer of epoch {welcome.epoch}, older than {self.epoch}, answered")
+            return
+        if self.run_id and welcome.run_id != self.run_id:
+            self._fail(
+                f"the syncer at {self._address} runs {welcome.run_id!r}; this learner belongs to "
+                f"{self.run_id!r}. Start a new learner for the new run."
+            )
+            return
+        if self._via and welcome.peer_address.rpartition(":")[0] not in ("", self._via):
+            seen_at = welcome.peer_address.rpartition(":")[0]
+        else:
+            seen_at = welcome.peer_address
+        if self._via and seen_at != self._via and not welcome.peer_address.startswith(
+            f"{self._via}:"
+        ):
+            self._fail(
+                f"connected past its proxy: the syncer sees this learner at "
+                f"{welcome.peer_address!r}, DD_VIA says {self._via!r}. Give it the proxy's address."
+            )
+            return
+        self.phase, self.generation, self.epoch = ATTACHED, welcome.generation, welcome.epoch
+        self.run_id, self.fingerprint = welcome.run_id, welcome.fingerprint
+        self.timeouts = SyncerConfig.load(welcome.config).timeouts
+        if self._connect_by is not None:
+            self._connect_by = now + self._connect_timeout_s
+        self._actions.append(Deliver(welcome))
+        if self._held.versions:
+            self._send_progress(now)
+        if self._finish is not None:
+            self._send(self._finish)
+
+    def _deliver(self, message: Message, payload: Any, now: float) -> None:
+        if isinstance(message, Fragment):
+            if message.version[0] < self.epoch:
+                return
+            if self._connect_by is not None:
+                self._connect_by = now + self._connect_timeout_s
+            self._send(
+                Received(generation=0, fragment=message.fragment, version=message.version)
+            )
+            self._close_rounds(message.fragment, message.round)
+        elif isinstance(message, Pull):
+            if message.epoch < self.epoch:
+                return
+        elif isinstance(message, Closed):
+            self._close_rounds(message.fragment, message.round)
+        elif isinstance(message, Verdict):
+            self.last_error = f"round {message.round}: {message.reason}"
+            key = (message.epoch, message.round)
+            self._keep_uploads(lambda s: s.fragment != message.fragment or s.round != key)
+        elif isinstance(message, Released):
+            self._drop(ENDED)
+        elif not isinstance(message, SendInitial | FinishNow):
+            return  # not for a learner
+        self._actions.append(Deliver(message, payload))
+
+    # ------------------------------------------------------------------ from the training side
+
+    def report(
+        self,
+        held: Held,
+        now: float,
+        *,
+        state: str = "training",
+        step_seconds: float | None = None,
+        seconds_stepping: float = 0.0,
+        loss: float | None = None,
+    ) -> None:
+        """What the learner holds after a boundary, and the step before it if there was one."""
+        self._held = held
+        if held.versions:
+            self._connect_by = None
+        urgent = self.progress.add(state, step_seconds, seconds_stepping, loss)
+        if self.phase == ATTACHED and (urgent or self.progress.is_due(now)):
+            self._send_progress(now)
+
+    def contribute(self, snapshot: Snapshot) -> None:
+        """Queue for upload; one older or equal of that fragment gives way."""
+        if self.phase == ATTACHED:
+            self._keep_uploads(lambda s: s.fragment != snapshot.fragment)
+            self._uploads.append(snapshot)
+
+    def initial(self, fragment: int, values: Mapping[str, Tensor]) -> None:
+        """Queue version 0 of a fragment for upload."""
+        if self.phase == ATTACHED:
+            self._uploads.append(InitialValues(fragment, values))
+
+    def say(self, message: Nothing | Applied | Checkpointed) -> None:
+        """Send now; while detached it is left out, since the next join states what is held."""
+        if self.phase == ATTACHED:
+            self._send(message)
+
+    def finish(self, held: Held, reason: str, now: float) -> None:
+        """The last inner step is done. Said again after every join from now on."""
+        self._held = held
+        self._finish = Finish(generation=0, step=held.step, odometer=held.odometer, reason=reason)
+        if self.phase == ATTACHED:
+            self._send_progress(now)
+            self._send(self._finish)
+
+    def goodbye(self, reason: str) -> None:
+        """The learner leaves now."""
+        if self.phase == ATTACHED:
+            self._send(Goodbye(generation=0, reason=reason))
+        self._drop(ENDED)
+
+    # ------------------------------------------------------------------ uploads
+
+    def next_upload(self) -> Upload | None:
+        """The next contribution to encode and send; ask only when the data channel is free."""
+        return self._uploads.popleft() if self.phase == ATTACHED and self._uploads else None
+
+    def stamp(self, upload: Upload, payload: Payload) -> Contribution | Initial:
+        """The header of an upload under the current generation."""
+        if isinstance(upload, InitialValues):
+            return Initial(generation=self.generation, fragment=upload.fragment, payload=payload)
+        epoch, round_ = upload.round
+        return Contribution(
+            generation=self.generation,
+            epoch=epoch,
+            round=round_,
+            fragment=upload.fragment,
+            step=upload.step,
+            steps=upload.steps,
+            tokens=upload.tokens,
+            odometer=upload.odometer,
+            base=upload.base,
+            payload=payload,
+            fingerprint=self.fingerprint,
+            boundary_wait_s=upload.boundary_wait_s,
+            final=upload.final,
+            unasked=upload.unasked,
+        )
+
+    # ------------------------------------------------------------------ time
+
+    def tick(self, now: float) -> None:
+        """Do what is due: repeat a join, report, notice silence, give up at the deadline."""
+        if self.phase == ENDED:
+            return
+        if self._connect_by is not None and now >= self._connect_by:
+            what = "its fragments did not come" if self.phase == ATTACHED else "not connected"
+            self._fail(
+                f"no syncer at {self._address}: {what} within {self._connect_timeout_s:g} s, "
+                f"{self.attempts} attempts; last error: {self.last_error or 'no answer'}. "
+                "Start it, or correct the address (DD_SYNCER)."
+            )
+        elif self.phase != OFFLINE and now >= self._heard_s + self.timeouts.lease:
+            self._reconnect(f"nothing heard for {self.timeouts.lease:g} s")
+        elif self.phase == JOINING and now >= self._join_sent_s + self.timeouts.heartbeat:
+            self._send_join(now)
+        elif self.phase == ATTACHED and now >= self._progress_due(now):
+            self._send_progress(now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is to be called at the latest; None: nothing is due."""
+        if self.phase == ENDED:
+            return None
+        times = [] if self._connect_by is None else [self._connect_by]
+        if self.phase != OFFLINE:
+            times.append(self._heard_s + self.timeouts.lease)
+        if self.phase == JOINING:
+            times.append(self._join_sent_s + self.timeouts.heartbeat)
+        if self.phase == ATTACHED:
+            times.append(self._progress_due(self._heard_s))
+        return min(times, default=None)
+
+    def take(self) -> list[LinkAction]:
+        """What is to be done now, in order; each is handed out once."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    # ------------------------------------------------------------------ pieces
+
+    def _progress_due(self, now: float) -> float:
+        return self.progress.due_s(self.timeouts.heartbeat)
+
+    def _join(self, now: float) -> None:
+        self._drop(JOINING)
+        self._number += 1
+        self._send_join(now)
+
+    def _send_join(self, now: float) -> None:
+        self._join_sent_s = now
+        held, continues = self._held, bool(self._held.versions)
+        self._actions.append(
+            Send(
+                replace(
+                    self._template,
+                    number=self._number,
+                    run_id=self.run_id,
+                    generation=self.generation,
+                    continues=continues,
+                    step=held.step,
+                    odometer=held.odometer,
+                    versions=held.versions,
+                    pending=held.pending if continues else (),
+                    state_from="self" if continues else self._template.state_from,
+                )
+            )
+        )
+
+    def _send(self, message: Any) -> None:
+        self._actions.append(Send(replace(message, generation=self.generation)))
+
+    def _send_progress(self, now: float) -> None:
+        held = self._held
+        self._send(self.progress.message(held.step, held.odometer, self.last_error, now))
+
+    def _close_rounds(self, fragment: int, upto: RoundKey) -> None:
+        self._keep_uploads(lambda s: s.fragment != fragment or s.round > upto)
+
+    def _keep_uploads(self, wanted: Any) -> None:
+        self._uploads = deque(
+            u for u in self._uploads if isinstance(u, InitialValues) or wanted(u)
+        )
+
+    def _drop(self, phase: str) -> None:
+        self.phase = phase
+        self._uploads.clear()
+
+    def _reconnect(self, reason: str) -> None:
+        self.last_error = reason
+        self._drop(OFFLINE)
+        self._actions.append(Reconnect(reason))
+
+    def _fail(self, reason: str) -> None:
+        self._drop(ENDED)
+        self._actions.append(Fail(reason))

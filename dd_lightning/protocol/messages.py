@@ -1,0 +1,355 @@
+"""Every message between a learner and the syncer, as typed msgspec structs.
+
+A message is a header (one of these structs, msgpack-encoded with a type tag) and, for those marked
+*payload*, the raw little-endian bytes of the tensors of one fragment beside it, in name order.
+Nothing that comes over a wire is ever unpickled. Messages are idempotent: losing, repeating,
+delaying or reordering them changes nothing but time (`dd_lightning/README.md`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+Version = tuple[int, int]
+"""(epoch of the syncer, number of merges this fragment has seen); compares lexicographically."""
+
+RoundKey = tuple[int, int]
+"""(epoch, round number); what a tape and `merged_upto` name a round by."""
+
+HELD = "held"
+"""`Pull.base` of a first pull after a re-attach: answer with whatever the learner holds."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of the layout, by its canonical name and full (unsharded) shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str = "parameter"  # "parameter" | "embedding" (always averaged) | "buffer"
+    module: str = ""  # of a buffer: canonical name of its module's first parameter, or ""
+
+
+class TensorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one tensor lies in a payload: `length` elements from flat element `offset` on."""
+
+    name: str
+    dtype: str
+    offset: int
+    length: int
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Describes the bytes that travel beside a header."""
+
+    codec: str  # name of the codec: "none" | "bf16"
+    kind: str  # "values" | "delta" (base minus values; parameters only, buffers are always values)
+    parts: tuple[TensorPart, ...]
+    num_bytes: int
+    digest: str  # crc32 of the bytes, eight hex digits
+
+
+# --------------------------------------------------------------------- learner to syncer
+
+
+class Join(Message):
+    """(Re)attach: who I am, what I hold. Answered by `Welcome`, `Refused`; repeated until then.
+
+    `number` grows with each join of this process and `incarnation` names the process life, so a
+    repeated join gets the same generation. `continues`: this process lived on and has loaded every
+    fragment once; then `versions`, `odometer`, `pending` state what it holds.
+    """
+
+    learner: str
+    incarnation: str
+    number: int
+    protocol: int = PROTOCOL_VERSION
+    run_id: str = ""
+    generation: int = 0  # the last one this process held, 0: none
+    continues: bool = False
+    takeover: bool = False
+    tensors: tuple[TensorInfo, ...] = ()
+    dtype: str = "float32"  # of the learner's own parameters
+    step: int = 0  # inner steps done, over all incarnations that state was carried through
+    odometer: int = 0  # tokens of this incarnation
+    versions: tuple[Version, ...] = ()  # held per fragment
+    pending: tuple[tuple[int, int], ...] = ()  # (c_steps, c_tokens) per fragment
+    state_from: str = "cold"  # self | checkpoint | peer | cold
+    state_step: int = 0
+    data_position: int = 0
+    data_slot: int | None = None
+    strategy: str = ""
+    ranks: int = 1
+    max_steps: int | None = None
+    host: str = ""
+    pid: int = 0
+
+
+class Initial(Message):
+    """*Payload.* Fragment `fragment` of version 0, from the first learner admitted."""
+
+    generation: int
+    fragment: int
+    payload: Payload
+
+
+class Progress(Message):
+    """Coalesced report after inner steps; also the heartbeat (`step` unchanged then).
+
+    `state`: "training" | "paused" | "waiting" (inside a step boundary under `wait: overlap`).
+    `step_seconds`: durations of the steps finished since the last report.
+    """
+
+    generation: int
+    step: int
+    odometer: int
+    state: str = "training"
+    step_seconds: tuple[float, ...] = ()
+    seconds_stepping: float = 0.0  # of this incarnation, as `design.md` defines it
+    losses: tuple[float, ...] = ()  # training loss of (at most) the last 20 steps
+    ping: int = 0  # number of this report, answered by `Pong` when > 0
+    rtt_ms: float | None = None  # median of the round trips measured so far
+    last_error: str = ""
+
+
+class Contribution(Message):
+    """*Payload.* θ_p of this learner at the boundary after `step`, with what no merge has yet.
+
+    Covers the tokens (odometer − tokens, odometer] of the incarnation. `final`: handed in by a
+    finishing learner. `unasked`: under `wait: overlap`, at the learner's own step r·H/P.
+    """
+
+    generation: int
+    epoch: int
+    round: int
+    fragment: int
+    step: int
+    steps: int  # c_steps
+    tokens: int  # c_tokens
+    odometer: int
+    base: Version  # version the learner held when it took the snapshot
+    payload: Payload
+    fingerprint: str  # of the layout
+    boundary_wait_s: float = 0.0  # from the pull's arrival to the snapshot
+    final: bool = False
+    unasked: bool = False
+
+
+class Nothing(Message):
+    """Answer to a final pull: the learner holds nothing of this fragment that no merge has."""
+
+    generation: int
+    epoch: int
+    round: int
+    fragment: int
+    odometer: int
+
+
+class Received(Message):
+    """Fragment `fragment` has arrived (not yet been applied): opens the outbox for the next."""
+
+    generation: int
+    fragment: int
+    version: Version
+
+
+class Applied(Message):
+    """A fragment was applied at the boundary after `step`. `odometer` and (`steps`, `tokens`):
+    T and c right after it; `tokens_before`: c just before, after settling a merged snapshot."""
+
+    generation: int
+    step: int
+    fragment: int
+    version: Version
+    odometer: int
+    steps: int
+    tokens: int
+    tokens_before: int
+    settled: RoundKey | None = None  # the round of the snapshot that `merged_upto` settled
+
+
+class Checkpointed(Message):
+    """The learner wrote its own checkpoint (Lightning's) at `step`."""
+
+    generation: int
+    step: int
+    data_position: int
+
+
+class Finish(Message):
+    """The learner has done its last inner step and answers final pulls from now on."""
+
+    generation: int
+    step: int
+    odometer: int
+    reason: str = "done"
+
+
+class Goodbye(Message):
+    """The learner leaves now; what it still holds is lost as `unsent`."""
+
+    generation: int
+    reason: str
+
+
+# --------------------------------------------------------------------- syncer to learner
+
+
+class Welcome(Message):
+    """Admission under `generation`. Fragments follow (except as `protocol` says under epochs)."""
+
+    learner: str
+    number: int  # the join this answers
+    generation: int
+    epoch: int
+    run_id: str
+    config: dict[str, Any]  # SyncerConfig as plain values
+    fragments: tuple[tuple[str, ...], ...]  # tensor names (parameters, then buffers) per fragment
+    averaged: tuple[str, ...]  # names merged by the average whatever the rule
+    fingerprint: str
+    send_initial: bool  # True: hand in version 0 of every fragment first (`Initial`)
+    clock: int  # the run clock now
+    offset: int  # s of `C·P >= r·H + s`
+    next_round: int
+    merged_upto: tuple[RoundKey | None, ...]  # per fragment
+    data_slot: int
+    num_data_slots: int
+    start_step: int  # inner steps the schedule of a newcomer starts at (the run's clock)
+    peer_address: str  # where the learner's connection comes from, as the syncer sees it
+
+
+class Refused(Message):
+    """The join is refused. `fatal`: joining again will not help."""
+
+    number: int
+    reason: str
+    fatal: bool = True
+
+
+class Rejoin(Message):
+    """Answer to any message of an ended generation; acted on only by who still holds it."""
+
+    generation: int
+
+
+class SendInitial(Message):
+    """Hand in version 0 of every fragment: the learner that was to do it is gone."""
+
+    generation: int
+
+
+class Fragment(Message):
+    """*Payload.* Θ_p, newest version. `merged_upto`: last round that merged a contribution of this
+    incarnation. `round`: the merge that made this version ((epoch, 0): start or restore)."""
+
+    generation: int
+    fragment: int
+    version: Version
+    round: RoundKey
+    merged_upto: RoundKey | None
+    payload: Payload
+
+
+class Pull(Message):
+    """Contribute fragment `fragment` to round `round` once `base` has been applied and c >= 1."""
+
+    generation: int
+    epoch: int
+    round: int
+    fragment: int
+    base: Version | str  # a version, or "held"
+    merged_upto: RoundKey | None
+    final: bool = False
+    values: bool = False  # True: send values, not a delta (the base is no longer kept)
+
+
+class Verdict(Message):
+    """A contribution was refused, and why. `reload`: load Θ and reset the inner optimizer."""
+
+    generation: int
+    epoch: int
+    round: int
+    fragment: int
+    reason: str
+    reload: bool = False
+
+
+class Closed(Message):
+    """Rounds of `fragment` up to `round` are closed: queued contributions to them are dropped."""
+
+    generation: int
+    fragment: int
+    round: RoundKey
+
+
+class FinishNow(Message):
+    """Stop training at the next boundary, then hand in (budget reached, straggler, shutdown)."""
+
+    generation: int
+    reason: str
+
+
+class Released(Message):
+    """Everything handed in is merged and on disk: the learner may go."""
+
+    generation: int
+
+
+class Pong(Message):
+    """Answer to `Progress.ping`."""
+
+    generation: int
+    ping: int
+
+
+TO_SYNCER = (
+    Join
+    | Initial
+    | Progress
+    | Contribution
+    | Nothing
+    | Received
+    | Applied
+    | Checkpointed
+    | Finish
+    | Goodbye
+)
+TO_LEARNER = (
+    Welcome
+    | Refused
+    | Rejoin
+    | SendInitial
+    | Fragment
+    | Pull
+    | Verdict
+    | Closed
+    | FinishNow
+    | Released
+    | Pong
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_from_learner = msgspec.msgpack.Decoder(TO_SYNCER)
+_from_syncer = msgspec.msgpack.Decoder(TO_LEARNER)
+
+
+def encode(message: Message) -> bytes:
+    """Header bytes of a message."""
+    return _encoder.encode(message)
+
+
+def decode_from_learner(header: bytes) -> Message:
+    """Raises ValueError (msgspec.ValidationError or DecodeError) for anything else."""
+    return _from_learner.decode(header)
+
+
+def decode_from_syncer(header: bytes) -> Message:
+    """Raises ValueError (msgspec.ValidationError or DecodeError) for anything else."""
+    return _from_syncer.decode(header)

@@ -1,0 +1,77 @@
+"""Coalesced progress of a learner, which is its heartbeat too, and the round trips it measures."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from dd_lightning.protocol.messages import Progress
+
+SPACING_S = 0.004  # reports of faster steps are coalesced
+PING_EVERY_S = 0.5
+MOST_STEPS_KEPT = 1000  # durations, while the syncer is away
+LOSSES = 20
+ROUND_TRIPS = 64
+
+
+@dataclass(slots=True)
+class ProgressReport:
+    """What has not been reported yet. All times in seconds of the caller's clock."""
+
+    state: str = "training"
+    seconds_stepping: float = 0.0
+    fresh: bool = False  # something happened since the last report
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS_KEPT))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
+    round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS))
+    _sent_s: float = float("-inf")
+    _pings: int = 0
+    _pinged_s: float = float("-inf")
+
+    def add(
+        self, state: str, step_seconds: float | None, seconds_stepping: float, loss: float | None
+    ) -> bool:
+        """Take in a report of the training side; True when it is to be sent at once."""
+        urgent = state != self.state
+        self.state, self.seconds_stepping, self.fresh = state, seconds_stepping, True
+        if step_seconds is not None:
+            self.step_seconds.append(step_seconds)
+        if loss is not None:
+            self.losses.append(loss)
+        return urgent
+
+    def is_due(self, now: float) -> bool:
+        """Whether the last report is long enough ago for the next."""
+        return now >= self._sent_s + SPACING_S
+
+    def due_s(self, heartbeat_s: float) -> float:
+        """When the next report is to go out."""
+        return self._sent_s + (SPACING_S if self.fresh else heartbeat_s)
+
+    def message(self, step: int, odometer: int, last_error: str, now: float) -> Progress:
+        """Everything since the last report, with generation 0."""
+        ping = 0
+        if now >= self._pinged_s + PING_EVERY_S:
+            self._pings += 1
+            ping, self._pinged_s = self._pings, now
+        report = Progress(
+            generation=0,
+            step=step,
+            odometer=odometer,
+            state=self.state,
+            step_seconds=tuple(self.step_seconds),
+            seconds_stepping=self.seconds_stepping,
+            losses=tuple(self.losses),
+            ping=ping,
+            rtt_ms=1000.0 * median(self.round_trips) if self.round_trips else None,
+            last_error=last_error,
+        )
+        self.step_seconds.clear()
+        self.fresh, self._sent_s = False, now
+        return report
+
+    def pong(self, ping: int, now: float) -> None:
+        """The answer to a ping; only that to the latest is a measurement."""
+        if ping == self._pings and self._pings:
+            self.round_trips.append(now - self._pinged_s)

@@ -1,0 +1,378 @@
+"""The syncer's sans-IO core: messages and times in, actions out.
+
+No clock, socket, thread or tensor. Whoever drives it (server, simulator, test) passes `now` in
+seconds since the run's start, never falling, and carries out `take()` in order. The rules are
+`protocol.md`'s; the rooms behind this door are `admission`, `conductor` (rounds), `endgame`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dd_lightning.protocol.actions import Action, MergeResult, SendFragment, SetInitial
+from dd_lightning.protocol.actions import Merge as MergeAction
+from dd_lightning.protocol.admission import Admission
+from dd_lightning.protocol.conductor import Conductor
+from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.protocol.endgame import Endgame
+from dd_lightning.protocol.layout import build_layout
+from dd_lightning.protocol.members import (
+    FINISHING,
+    GONE,
+    JOINING,
+    LOST,
+    PAUSED,
+    TRAINING,
+    Member,
+    median_step,
+)
+from dd_lightning.protocol.messages import (
+    Applied,
+    Checkpointed,
+    Contribution,
+    Finish,
+    Goodbye,
+    Initial,
+    Join,
+    Message,
+    Nothing,
+    Pong,
+    Progress,
+    Received,
+    Rejoin,
+    TensorInfo,
+    Version,
+)
+from dd_lightning.protocol.observe import learner_stats, name_the_slow, status
+from dd_lightning.protocol.run_state import RunState
+
+PAUSE_STEPS, PAUSE_SECONDS = 10, 5.0  # no step for max of both: paused
+STATS_EVERY_S = 2.0
+
+
+class SyncerCore:
+    """One epoch of the syncer of one run.
+
+    What a failure loses: a learner killed, the tokens since its last contribution; a syncer
+    killed, the merges since its checkpoint as far as learners no longer hold them (`accounts`).
+    """
+
+    def __init__(
+        self,
+        config: SyncerConfig,
+        *,
+        run_id: str,
+        epoch: int,
+        restored: dict[str, Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.run = RunState(config, run_id, epoch)
+        if restored is not None:
+            tensors = [TensorInfo(n, tuple(s), k, m) for n, s, k, m in restored["tensors"]]
+            self.run.restore(restored, build_layout(tensors, config.algorithm))
+        self.admission = Admission(self.run)
+        self.conductor = Conductor(self.run)
+        self.endgame = Endgame(self.run, self.conductor)
+        if restored is not None:
+            self.endgame.saved_merges = self.run.merges
+        self.run.record("syncer_start", epoch=epoch, versions=[list(v) for v in self.run.versions])
+        self._handlers: dict[type, Callable[..., None]] = {
+            Initial: self._initial,
+            Progress: self._progress,
+            Contribution: self._contribution,
+            Nothing: self._nothing,
+            Received: self._received,
+            Applied: self._applied,
+            Checkpointed: self._checkpointed,
+            Finish: self._finish,
+            Goodbye: self._goodbye,
+        }
+
+    # ------------------------------------------------------------------ events in
+
+    def receive(
+        self,
+        session: str,
+        message: Message,
+        now: float,
+        payload: object = None,
+        peer_address: str = "",
+    ) -> None:
+        """A message has come. `payload`: opaque here, handed back in `Merge` and `SetInitial`."""
+        if isinstance(message, Join):
+            if self.endgame.ending is None:
+                self.admission.join(session, message, now, peer_address)
+                self._settle(now)
+            return
+        member = self._member(session, message)
+        if member is None:
+            return
+        member.reported_s = now
+        self._handlers[type(message)](member, message, now, payload)
+        self._settle(now)
+
+    def _member(self, session: str, message: Message) -> Member | None:
+        generation = message.generation  # type: ignore[attr-defined]
+        bound = self.run.sessions.get(session)
+        member = self.run.members.get(bound[0]) if bound else None
+        if member is None or not member.live or member.generation != generation:
+            self.run.say(session, Rejoin(generation=generation))
+            return None
+        if bound is not None and bound[1] != generation:
+            self.run.say(session, Rejoin(generation=generation))
+            return None
+        return member
+
+    def refuse_payload(self, session: str, message: Message, reason: str, now: float) -> None:
+        """The payload of `message` does not hold (non-finite, byte count, checksum, codec)."""
+        member = self._member(session, message)
+        if member is None:
+            return
+        if isinstance(message, Contribution):
+            self.conductor.refuse(member, message, reason, now)
+        else:
+            self.run.warn_once(
+                f"initial {member.learner}",
+                f"version 0 from learner {member.learner} is unusable: {reason}",
+            )
+            self.admission.end(member, LOST, f"initial values: {reason}", now)
+        self._settle(now)
+
+    def disconnected(self, session: str, now: float) -> None:
+        """The connection is gone: its generation ends at once, nothing is booked."""
+        bound = self.run.sessions.pop(session, None)
+        if bound is None:
+            return
+        member = self.run.members[bound[0]]
+        if member.generation != bound[1] or not member.live:
+            return
+        if member.released:
+            self._leave(member, GONE, "finished", now)
+        else:
+            self._leave(member, LOST, "connection closed", now)
+        self._settle(now)
+
+    def initialized(self, fragment: int, now: float) -> None:
+        """Version 0 of the fragment is published."""
+        run = self.run
+        run.initial_missing.discard(fragment)
+        if run.initial_missing or run.initialized:
+            return
+        run.initialized = True
+        for member in run.live:
+            if member.learner == run.initial_from:
+                member.versions = list(run.versions)
+            else:
+                for p in range(len(run.versions)):
+                    member.outbox.offer(p)
+        self.endgame.want_checkpoint = True
+        self._settle(now)
+
+    def merged(self, merge: MergeAction, result: MergeResult, now: float) -> None:
+        """`merge` has been carried out."""
+        self.conductor.merged(merge, result, now)
+        self._settle(now)
+
+    def request_checkpoint(self, now: float) -> None:
+        """Write one as soon as no merge is outstanding."""
+        self.endgame.want_checkpoint = True
+        self._settle(now)
+
+    def checkpointed(self, state: dict[str, Any], now: float) -> None:
+        """The checkpoint of `WriteCheckpoint(state)` is on disk."""
+        self.endgame.checkpointed(state["merges"])
+        self._settle(now)
+
+    def stop(self, reason: str, now: float) -> None:
+        """End now (signal): learners are let go, a last checkpoint is written."""
+        self.endgame.stop(reason)
+        self._settle(now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        timeouts = self.config.timeouts
+        for member in self.run.live:
+            if now - member.reported_s >= timeouts.lease:
+                self._leave(member, LOST, f"no word for {timeouts.lease} s", now)
+            elif member.state == TRAINING and not member.waiting:
+                if now - member.stepped_s >= self._pause_after(member):
+                    self._state(member, PAUSED, now)
+            member.outbox.expire(now - timeouts.round)
+        self.conductor.tick(now)
+        self._settle(now)
+
+    def next_deadline(self, now: float) -> float | None:
+        """When `tick` is next needed (strictly after `now`), in the driver's seconds."""
+        times = self.conductor.deadlines(now) + self.endgame.deadlines(now)
+        for member in self.run.live:
+            times.append(member.reported_s + self.config.timeouts.lease)
+            if member.state == TRAINING and not member.waiting:
+                times.append(member.stepped_s + self._pause_after(member))
+        return min((time for time in times if time > now), default=None)
+
+    def take(self) -> list[Action]:
+        """The actions to carry out, in order; they are handed out once."""
+        actions = list(self.run.actions)
+        self.run.actions.clear()
+        return actions
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return self.run.state()
+
+    def status(self, now: float) -> dict[str, Any]:
+        """For the live table and `status.json`."""
+        return status(self.run, self.conductor, self.endgame, now)
+
+    # ------------------------------------------------------------------ handlers
+
+    def _initial(self, member: Member, message: Initial, now: float, payload: object) -> None:
+        run = self.run
+        if run.initialized or member.learner != run.initial_from:
+            return
+        if message.fragment in run.initial_missing:
+            run.actions.append(SetInitial(message.fragment, payload, message))
+
+    def _progress(self, member: Member, message: Progress, now: float, _: object) -> None:
+        member.account.saw(message.odometer)
+        member.seconds_stepping = max(member.seconds_stepping, message.seconds_stepping)
+        member.losses = message.losses or member.losses
+        member.last_error = message.last_error or member.last_error
+        if message.rtt_ms is not None:
+            member.rtt_ms = message.rtt_ms
+        if message.ping:
+            self.run.say(member.session, Pong(generation=member.generation, ping=message.ping))
+        if message.step > member.step and member.state != FINISHING:
+            for seconds in message.step_seconds:
+                member.steps.add(seconds)
+            member.coalesced_most = max(member.coalesced_most, message.step - member.step)
+            if member.clock_base is None:
+                member.clock_base = self.run.clock.value - member.join.step
+            member.step = message.step
+            member.stepped_s = now
+            if member.first_step_s is None:
+                member.first_step_s = max(0.0, now - sum(message.step_seconds))
+            self._state(member, TRAINING, now)
+        member.waiting = message.state == "waiting"
+        if message.state == "paused":
+            self._state(member, PAUSED, now)
+
+    def _contribution(
+        self, member: Member, message: Contribution, now: float, payload: object
+    ) -> None:
+        self.conductor.contribute(member, message, payload, now)
+
+    def _nothing(self, member: Member, message: Nothing, now: float, _: object) -> None:
+        self.endgame.nothing(member, message, now)
+
+    def _received(self, member: Member, message: Received, now: float, _: object) -> None:
+        if member.outbox.received(message.fragment, message.version) is not None:
+            self.conductor.delivered(member, message.fragment, message.version[1], now)
+
+    def _applied(self, member: Member, message: Applied, now: float, _: object) -> None:
+        self.conductor.applied(member, message)
+
+    def _checkpointed(self, member: Member, message: Checkpointed, now: float, _: object) -> None:
+        self.run.record(
+            "learner_checkpoint",
+            learner=member.learner,
+            generation=member.generation,
+            step=message.step,
+            data_position=message.data_position,
+        )
+
+    def _finish(self, member: Member, message: Finish, now: float, _: object) -> None:
+        if member.state == FINISHING:
+            return
+        member.account.saw(message.odometer)
+        member.step = max(member.step, message.step)
+        self._state(member, FINISHING, now)
+        self.endgame.finish(member, now)
+
+    def _goodbye(self, member: Member, message: Goodbye, now: float, _: object) -> None:
+        self._leave(member, GONE, message.reason, now)
+
+    # ------------------------------------------------------------------ members
+
+    def _pause_after(self, member: Member) -> float:
+        return max(PAUSE_STEPS * (member.steps.value or 0.0), PAUSE_SECONDS)
+
+    def _state(self, member: Member, state: str, now: float) -> None:
+        """joining → training ⇄ paused → finishing; rosters shrink when it leaves training."""
+        if member.state == state or (state == PAUSED and member.state != TRAINING):
+            return
+        left_training = member.state == TRAINING
+        member.state = state
+        self.run.record(
+            "state",
+            learner=member.learner,
+            generation=member.generation,
+            state=state,
+            step=member.step,
+            odometer=member.account.odometer,
+            first_step_started_s=member.first_step_s,
+        )
+        if left_training:
+            self.conductor.strike(member, now)
+
+    def _leave(self, member: Member, state: str, cause: str, now: float) -> None:
+        self.admission.end(member, state, cause, now)
+        self._stats(member, now)
+        self.conductor.strike(member, now)
+        self.conductor.settle_waiting()
+
+    def _stats(self, member: Member, now: float) -> None:
+        member.stats_s = now
+        self.run.record("learner_stats", **learner_stats(member, self.conductor))
+
+    # ------------------------------------------------------------------ after every event
+
+    def _settle(self, now: float) -> None:
+        """Bring rounds, hand-ins, outboxes and the end up to date with what just happened."""
+        run = self.run
+        run.clock.update(run.training)
+        if self.endgame.ending is None:
+            self.conductor.open_due(now)
+            self.endgame.stragglers(now)
+            for member in run.in_state(FINISHING):
+                self.endgame.ask(member, now)
+            self.endgame.last_rounds(now)
+            self.endgame.release(now)
+        self.endgame.checkpoint()
+        self.endgame.end(now)
+        self.endgame.checkpoint()
+        self._pump(now)
+        for member in run.live:
+            if member.state != JOINING and now - member.stats_s >= STATS_EVERY_S:
+                self._stats(member, now)
+                name_the_slow(run, self.conductor, member)
+
+    def _pump(self, now: float) -> None:
+        """Hand out what the outboxes may send."""
+        run = self.run
+        if not run.initialized:
+            return
+        window = self.conductor.limit + 1
+        for member in run.live:
+            while (fragment := member.outbox.next(window)) is not None:
+                if fragment in member.withheld:
+                    member.outbox.withdraw(fragment)
+                    continue
+                version: Version = run.versions[fragment]
+                member.outbox.sent(fragment, version, now)
+                run.actions.append(
+                    SendFragment(
+                        member.session,
+                        member.generation,
+                        fragment,
+                        version,
+                        run.made_by[fragment],
+                        member.account.merged_upto[fragment],
+                    )
+                )
+
+    @property
+    def median_step_s(self) -> float | None:
+        """ξ_step, the median over the training learners."""
+        return median_step(self.run.training)
