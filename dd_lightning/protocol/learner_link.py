@@ -8,7 +8,7 @@ order, and asks `next_upload()` whenever the data channel takes a contribution.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,13 +182,8 @@ class LearnerLink:
                 f"{self.run_id!r}. Start a new learner for the new run."
             )
             return
-        if self._via and welcome.peer_address.rpartition(":")[0] not in ("", self._via):
-            seen_at = welcome.peer_address.rpartition(":")[0]
-        else:
-            seen_at = welcome.peer_address
-        if self._via and seen_at != self._via and not welcome.peer_address.startswith(
-            f"{self._via}:"
-        ):
+        seen_at = welcome.peer_address.rpartition(":")[0] or welcome.peer_address
+        if self._via and seen_at != self._via:
             self._fail(
                 f"connected past its proxy: the syncer sees this learner at "
                 f"{welcome.peer_address!r}, DD_VIA says {self._via!r}. Give it the proxy's address."
@@ -200,8 +195,7 @@ class LearnerLink:
         if self._connect_by is not None:
             self._connect_by = now + self._connect_timeout_s
         self._actions.append(Deliver(welcome))
-        if self._held.versions:
-            self._send_progress(now)
+        self._send_progress(now)
         if self._finish is not None:
             self._send(self._finish)
 
@@ -211,9 +205,7 @@ class LearnerLink:
                 return
             if self._connect_by is not None:
                 self._connect_by = now + self._connect_timeout_s
-            self._send(
-                Received(generation=0, fragment=message.fragment, version=message.version)
-            )
+            self._send(Received(generation=0, fragment=message.fragment, version=message.version))
             self._close_rounds(message.fragment, message.round)
         elif isinstance(message, Pull):
             if message.epoch < self.epoch:
@@ -321,11 +313,11 @@ class LearnerLink:
                 f"{self.attempts} attempts; last error: {self.last_error or 'no answer'}. "
                 "Start it, or correct the address (DD_SYNCER)."
             )
-        elif self.phase != OFFLINE and now >= self._heard_s + self.timeouts.lease:
-            self._reconnect(f"nothing heard for {self.timeouts.lease:g} s")
+        elif self.phase != OFFLINE and now >= self._heard_s + self._silence_s:
+            self._reconnect(f"nothing heard for {self._silence_s:g} s")
         elif self.phase == JOINING and now >= self._join_sent_s + self.timeouts.heartbeat:
             self._send_join(now)
-        elif self.phase == ATTACHED and now >= self._progress_due(now):
+        elif self.phase == ATTACHED and now >= self.progress.due_s(self.timeouts.heartbeat):
             self._send_progress(now)
 
     def next_deadline(self) -> float | None:
@@ -334,11 +326,11 @@ class LearnerLink:
             return None
         times = [] if self._connect_by is None else [self._connect_by]
         if self.phase != OFFLINE:
-            times.append(self._heard_s + self.timeouts.lease)
+            times.append(self._heard_s + self._silence_s)
         if self.phase == JOINING:
             times.append(self._join_sent_s + self.timeouts.heartbeat)
         if self.phase == ATTACHED:
-            times.append(self._progress_due(self._heard_s))
+            times.append(self.progress.due_s(self.timeouts.heartbeat))
         return min(times, default=None)
 
     def take(self) -> list[LinkAction]:
@@ -348,8 +340,11 @@ class LearnerLink:
 
     # ------------------------------------------------------------------ pieces
 
-    def _progress_due(self, now: float) -> float:
-        return self.progress.due_s(self.timeouts.heartbeat)
+    @property
+    def _silence_s(self) -> float:
+        """An unanswered join may have met a dead path. Once attached, answers may stand behind a
+        large fragment for long, and the channel's own heartbeats notice a dead path."""
+        return self.timeouts.lease if self.phase == JOINING else self.timeouts.round
 
     def _join(self, now: float) -> None:
         self._drop(JOINING)
@@ -386,10 +381,8 @@ class LearnerLink:
     def _close_rounds(self, fragment: int, upto: RoundKey) -> None:
         self._keep_uploads(lambda s: s.fragment != fragment or s.round > upto)
 
-    def _keep_uploads(self, wanted: Any) -> None:
-        self._uploads = deque(
-            u for u in self._uploads if isinstance(u, InitialValues) or wanted(u)
-        )
+    def _keep_uploads(self, wanted: Callable[[Snapshot], bool]) -> None:
+        self._uploads = deque(u for u in self._uploads if isinstance(u, InitialValues) or wanted(u))
 
     def _drop(self, phase: str) -> None:
         self.phase = phase

@@ -28,6 +28,7 @@ class ProgressReport:
     _sent_s: float = float("-inf")
     _pings: int = 0
     _pinged_s: float = float("-inf")
+    _under_way: dict[int, float] = field(default_factory=dict)  # ping: when it was sent
 
     def add(
         self, state: str, step_seconds: float | None, seconds_stepping: float, loss: float | None
@@ -55,6 +56,8 @@ class ProgressReport:
         if now >= self._pinged_s + PING_EVERY_S:
             self._pings += 1
             ping, self._pinged_s = self._pings, now
+            self._under_way[ping] = now
+            self._under_way.pop(ping - ROUND_TRIPS, None)  # lost
         report = Progress(
             generation=0,
             step=step,
@@ -72,6 +75,7 @@ class ProgressReport:
         return report
 
     def pong(self, ping: int, now: float) -> None:
-        """The answer to a ping; only that to the latest is a measurement."""
-        if ping == self._pings and self._pings:
-            self.round_trips.append(now - self._pinged_s)
+        """The answer to a ping."""
+        sent_s = self._under_way.pop(ping, None)
+        if sent_s is not None:
+            self.round_trips.append(now - sent_s)
