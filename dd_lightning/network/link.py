@@ -90,9 +90,11 @@ class _Window:
 
     __slots__ = (
         "_acks",
+        "_byte_s",
         "_full",
         "_idle_s",
         "_in_flight",
+        "_limited",
         "_peak",
         "_ramps",
         "_rtt_s",
@@ -102,9 +104,12 @@ class _Window:
 
     def __init__(self, link: Link, bit_s: float) -> None:
         self._rtt_s = link.rtt_ms / 1e3
+        self._byte_s = BITS_PER_BYTE / bit_s
         limit = link.window_mib * MIB if link.tcp != "none" else float("inf")
         # 1.1: the granularity of `_piece` must not make a window bind that holds the whole pipe
-        self._full = min(limit, 1.1 * bit_s / BITS_PER_BYTE * self._rtt_s)
+        pipe = 1.1 * bit_s / BITS_PER_BYTE * self._rtt_s
+        self._limited = limit < pipe
+        self._full = min(limit, pipe)
         self._ramps = link.slow_start and link.tcp != "none"
         self._size = min(INITIAL_WINDOW_BYTES, self._full) if self._ramps else self._full
         # bbr keeps its estimate over an idle time (measured: no second ramp)
@@ -114,10 +119,10 @@ class _Window:
         self._in_flight = self._peak = 0
         self.free_at = 0.0
 
-    def binds(self, bit_s: float) -> bool:
-        """Whether the window holds the flow back at this rate."""
-        pipe = bit_s / BITS_PER_BYTE * self._rtt_s
-        return self._size < self._full or self._full <= pipe
+    @property
+    def _binds(self) -> bool:
+        """Whether the window may hold the flow back: it still grows, or never holds the pipe."""
+        return self._size < self._full or self._limited
 
     def resume(self, at: float) -> None:
         """Go on at `at` after a timeout: nothing in flight, ten packets if it ramps."""
@@ -127,18 +132,18 @@ class _Window:
             self._size = min(INITIAL_WINDOW_BYTES, self._full)
         self.free_at = at
 
-    def send(self, now: float, num_bytes: int, bit_s: float) -> float:
-        """When the last of `num_bytes`, there since `now`, has left at `bit_s` under the window."""
+    def send(self, now: float, num_bytes: int) -> float:
+        """When the last of `num_bytes`, there since `now`, has left under the window."""
         leave = max(now, self.free_at)
         if now - self.free_at > self._idle_s:
             self.resume(now)
         left = num_bytes
         while left:
-            if not self.binds(bit_s):
-                leave += left * BITS_PER_BYTE / bit_s
+            if not self._binds:
+                leave += left * self._byte_s
                 break
             piece = min(left, max(2 * SEGMENT_BYTES, int(self._size / 16)))
-            leave = self._opens(leave, piece) + piece * BITS_PER_BYTE / bit_s
+            leave = self._opens(leave, piece) + piece * self._byte_s
             self._acks.append((leave + self._rtt_s, piece))
             self._in_flight += piece
             self._peak = max(self._peak, self._in_flight)
@@ -210,7 +215,7 @@ class Path:
         Never before an earlier chunk of the flow, nor inside an outage. 0 bytes: a close.
         """
         begin = max(now, self._window.free_at)
-        left = self._window.send(now, num_bytes, self._rate)
+        left = self._window.send(now, num_bytes)
         left = max(left, self._serializer.reserve(now, num_bytes))
         arrival = left + self._one_way_s + self._jitter_s() + self._recovery_s(num_bytes)
         arrival = self._after_outages(begin, left, max(arrival, self._last))
