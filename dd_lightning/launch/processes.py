@@ -85,7 +85,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
-                preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 (no threads hold locks yet)
+                preexec_fn=lambda: _die_with(parent),
             )
         self.pid = self._process.pid
 
@@ -141,16 +141,18 @@ def end_all(stages: Iterable[Sequence[Child]], stage_s: float, timeout_s: float)
     left `timeout_s` after the call is killed with all that it started.
     """
     deadline = time.monotonic() + timeout_s
-    children: list[Child] = []
-    for stage in stages:
-        for child in stage:
-            child.terminate()
-        children += stage
-        _wait_all(stage, min(deadline, time.monotonic() + stage_s))
-    _wait_all(children, deadline)
-    killed = [child.name for child in children if child.exit_code() is None]
-    for child in children:
-        child.kill()  # also of ended ones: their own children are in the same session
+    stages = [list(stage) for stage in stages]
+    children = [child for stage in stages for child in stage]
+    try:
+        for stage in stages:
+            for child in stage:
+                child.terminate()
+            _wait_all(stage, min(deadline, time.monotonic() + stage_s))
+        _wait_all(children, deadline)
+    finally:  # also where a second Ctrl-C cuts the waiting short
+        killed = [child.name for child in children if child.exit_code() is None]
+        for child in children:
+            child.kill()  # also of ended ones: their own children are in the same session
     return killed
 
 

@@ -56,7 +56,7 @@ class Settings:
 
     @property
     def learner_ids(self) -> list[str]:
-        """"0" to "M-1"."""
+        """ "0" to "M-1"."""
         return [str(index) for index in range(self.values["learners"])]
 
     @property

@@ -1,0 +1,1 @@
+"""The commands of `dd-lightning` that have no room of their own."""

@@ -1,0 +1,111 @@
+"""The Hydra job behind `dd-lightning launch` and `scripts/launch.py`.
+
+A job checks its settings, runs one experiment in Hydra's job folder and returns the validation
+loss, so `-m` and every sweeper work. Exit codes: 0, 1 where the run failed, 2 for a wrong setting
+(one line, no traceback unless HYDRA_FULL_ERROR=1), 130 where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dd_lightning.launch.refusals import one_line
+from dd_lightning.launch.run import LocalRun
+from dd_lightning.launch.settings import check
+from dd_lightning.launch.task import check_task
+from dd_lightning.launch.view import open_view
+
+CONFIG_PATH = "pkg://dd_lightning.conf"
+FULL_ERROR = "HYDRA_FULL_ERROR"
+WRONG_SETTING = 2
+INTERRUPTED = 130
+
+
+class RunFailed(RuntimeError):
+    """A process of the run failed; what it said has been shown already."""
+
+
+def run_experiment(config: DictConfig) -> float | None:
+    """Check the settings, run, and return the validation loss of the final Θ.
+
+    Raises:
+        ValueError: a wrong setting; nothing was started.
+        RunFailed: a process of the run failed.
+        KeyboardInterrupt: the run was interrupted, and has ended in order.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    settings = check(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    data = check_task(settings.values, settings.syncer.num_data_slots)
+    _refuse_used(folder)
+    settings.syncer.warn()
+    outcome = LocalRun(settings, folder, data, open_view(settings, folder)).execute()
+    print(f"{outcome.status}: {folder}", flush=True)
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    if outcome.status == "failed" or outcome.problems:
+        raise RunFailed(f"the run in {folder} failed: {outcome.problems[0].splitlines()[0]}")
+    return outcome.validation_loss
+
+
+def _refuse_used(folder: Path) -> None:
+    if (folder / "tape.jsonl").exists():
+        raise ValueError(
+            f"hydra.run.dir is {str(folder)!r}, which holds a run already; allowed: a folder "
+            "without tape.jsonl."
+        )
+
+
+class _Refusal(BaseException):
+    """Carries a wrong setting past Hydra, which would add lines of its own to the message."""
+
+    def __init__(self, error: ValueError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG_PATH, config_name="config")
+def _job(config: DictConfig) -> float | None:
+    try:
+        return run_experiment(config)
+    except ValueError as error:
+        if HydraConfig.get().mode != RunMode.RUN:
+            raise  # to the sweeper; here Hydra's line says which job it was
+        raise _Refusal(error) from error
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run Hydra with these arguments (None: the process's own); SystemExit unless all went well."""
+    if argv is not None:
+        sys.argv = ["dd-lightning launch", *argv]
+    before = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"  # so that Hydra hands errors to us instead of printing them
+    try:
+        _job()
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except RunFailed as error:
+        print(error, file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    except (_Refusal, ValueError, HydraException, OmegaConfBaseException) as error:
+        refused = error.error if isinstance(error, _Refusal) else error
+        if before not in (None, "", "0"):
+            raise refused from None
+        print(one_line(refused), file=sys.stderr, flush=True)
+        raise SystemExit(WRONG_SETTING) from None
+    finally:
+        os.environ.pop(FULL_ERROR)
+        if before is not None:
+            os.environ[FULL_ERROR] = before
+
+
+if __name__ == "__main__":
+    main()

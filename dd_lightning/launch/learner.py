@@ -1,0 +1,89 @@
+"""Main of one learner's process: an ordinary Lightning job with our strategy.
+
+`python -m dd_lightning.launch.learner CONFIG.yaml --learner ID`, with the syncer's address in
+DD_SYNCER (and DD_VIA where a proxy stands in between). No Hydra in here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import yaml
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from dd_lightning.launch.settings import learner_values
+from dd_lightning.launch.step_floor import StepFloor
+from dd_lightning.launch.task import build_data, build_module
+from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
+
+CHECKPOINTS = "checkpoints"
+LAST = "last.ckpt"
+
+
+def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) -> None:
+    """Train one learner to its end.
+
+    Args:
+        values: the resolved configuration of the whole run.
+        folder: this learner's own, `learners/<id>`; a `last.ckpt` in it is continued from.
+        syncer: address, tcp://HOST:PORT.
+    """
+    values = learner_values(values, learner)
+    slots = values["algorithm"]["max_learners"] or values["learners"]
+    # learners differ in dropout and augmentation; all begin from the Θ that the syncer hands out
+    pl.seed_everything(values["seed"] + int(learner), workers=True)
+    module = build_module(values)
+    data = build_data(values, int(learner), slots)
+    trainer = pl.Trainer(
+        **values["trainer"],
+        devices=values["learner"]["devices"],
+        strategy=DecoupledDiLoCoStrategy(syncer, learner=learner),
+        default_root_dir=str(folder),
+        logger=_logger(values["logger"], folder),
+        callbacks=_callbacks(values, folder),
+    )
+    last = folder / CHECKPOINTS / LAST
+    trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.exists() else None)
+
+
+def _logger(loggers: Mapping[str, Any] | None, folder: Path) -> CSVLogger | bool:
+    """Aim is written by the syncer's process, from what learners report."""
+    csv = (loggers or {}).get("csv")
+    return CSVLogger(str(folder), name="csv", **csv) if csv is not None else False
+
+
+def _callbacks(values: Mapping[str, Any], folder: Path) -> list[Callback]:
+    checkpoint = ModelCheckpoint(
+        dirpath=str(folder / CHECKPOINTS),
+        save_last=True,
+        save_top_k=1,
+        train_time_interval=timedelta(seconds=values["checkpoint"]["every_s"]),
+    )
+    floor_s = values["launcher"]["step_floor_s"]
+    return [checkpoint] + ([StepFloor(floor_s)] if floor_s > 0 else [])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config", type=Path, help="the run folder's config.yaml")
+    parser.add_argument("--learner", required=True, help="id, 0 to M-1")
+    arguments = parser.parse_args(argv)
+    if "DD_SYNCER" not in os.environ:
+        parser.error("DD_SYNCER is not set; give the syncer's address, as tcp://127.0.0.1:29400")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    values = yaml.safe_load(arguments.config.read_text())
+    folder = arguments.config.absolute().parent / "learners" / arguments.learner
+    train(values, arguments.learner, folder, os.environ["DD_SYNCER"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The command line, environment and log file of each process of a run, and how it says it is ready.
+
+syncer, one proxy (unless network=none), M learners, one evaluator. Learner k dials 127.0.1.(k+1)
+where the proxy listens under the syncer's own port numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dd_lightning.launch.interrupt import Interrupt
+from dd_lightning.launch.processes import Child, scrubbed_environment
+from dd_lightning.launch.settings import Settings, parse_listen
+from dd_lightning.transport.rendezvous import lookup
+
+CONFIG = "config.yaml"
+SYNCER_CONFIG = "syncer.yaml"
+PROXY_CONFIG = "proxy.json"
+READY_POLL_S = 0.05
+
+
+class ChildFailed(RuntimeError):
+    """A process ended, or did not get ready; the message holds its log's last lines."""
+
+    def __init__(self, child: Child, said: str = "") -> None:
+        super().__init__(f"{said or child.description()}; end of {child.log}:\n{child.tail()}")
+
+
+def write_configs(settings: Settings, folder: Path) -> None:
+    """`config.yaml` (everything, resolved) and `syncer.yaml` (what the syncer is started with)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dump = yaml.safe_dump(settings.values, sort_keys=False, allow_unicode=True)
+    (folder / CONFIG).write_text(dump)
+    dump = yaml.safe_dump(settings.syncer.to_dict(), sort_keys=False, allow_unicode=True)
+    (folder / SYNCER_CONFIG).write_text(dump)
+
+
+class Roles:
+    """Starts the processes of one run in its folder."""
+
+    def __init__(self, settings: Settings, folder: Path, interrupt: Interrupt) -> None:
+        self.settings = settings
+        self.folder = folder
+        self._interrupt = interrupt
+        self.address = ""  # of the syncer's store, once it listens
+        self._threads = settings.launcher["threads_per_process"]
+
+    def start_syncer(self) -> Child:
+        """Start the syncer; it listens when `syncer_ready` returns."""
+        command = _python("-m", "dd_lightning.cli", "syncer")
+        command += ["--listen", self.settings.launcher["listen"], "--run-dir", str(self.folder)]
+        command += ["--config", str(self.folder / SYNCER_CONFIG)]
+        return self._child("syncer", command, self.folder / "syncer.log")
+
+    def syncer_ready(self, syncer: Child) -> None:
+        """Wait until the syncer has printed its address.
+
+        Raises:
+            ChildFailed: it ended, or `timeouts.connect` passed.
+        """
+        timeout_s = self.settings.syncer.timeouts.connect
+        said = first_json(syncer, "listening", timeout_s, self._interrupt)
+        self.address = said["listening"]
+
+    def start_proxy(self) -> Child:
+        """Start the proxy for all learners and wait until it listens.
+
+        Raises:
+            ChildFailed: it ended, or did not listen within `timeouts.connect`.
+        """
+        timeouts = self.settings.syncer.timeouts
+        host, port = parse_listen(self.address)
+        channel = lookup(self.address, timeouts.connect).channel_port
+        routes = [
+            {
+                "learner": learner,
+                "listen_host": proxy_host(learner),
+                "ports": [port, channel],
+                "target_host": host,
+            }
+            for learner in self.settings.learner_ids
+        ]
+        config = {
+            "profile": self.settings.values["network"],
+            "routes": routes,
+            "seed": self.settings.values["seed"],
+        }
+        path = self.folder / PROXY_CONFIG
+        path.write_text(json.dumps(config, indent=1))
+        command = _python("-m", "dd_lightning.network.proxy", "--config", str(path))
+        proxy = self._child("proxy", command, self.folder / "proxy.log")
+        first_json(proxy, "ready", timeouts.connect, self._interrupt)
+        return proxy
+
+    def start_learner(self, learner: str) -> Child:
+        """Start (or start again) one learner."""
+        environment = {"DD_SYNCER": self.address, "DD_LEARNER": learner}
+        if self.settings.network.needs_proxy:
+            host = proxy_host(learner)
+            port = parse_listen(self.address)[1]
+            environment |= {"DD_SYNCER": f"tcp://{host}:{port}", "DD_VIA": host}
+        module = "dd_lightning.launch.learner"
+        command = _python("-m", module, str(self.folder / CONFIG), "--learner", learner)
+        log = self.folder / "learners" / learner / "learner.log"
+        return self._child(f"learner {learner}", command, log, environment)
+
+    def start_evaluator(self) -> Child:
+        """Start the evaluator; closing its stdin asks for the last evaluation."""
+        module = "dd_lightning.launch.evaluator"
+        command = _python("-m", module, str(self.folder / CONFIG))
+        return self._child("evaluator", command, self.folder / "evaluator.log", keep_stdin=True)
+
+    def _child(
+        self,
+        name: str,
+        command: list[str],
+        log: Path,
+        extra: dict[str, str] | None = None,
+        keep_stdin: bool = False,
+    ) -> Child:
+        environment = scrubbed_environment(self._threads, extra)
+        return Child(name, command, log, environment, keep_stdin)
+
+
+def proxy_host(learner: str) -> str:
+    """The loopback address of this learner's proxy."""
+    return f"127.0.1.{int(learner) + 1}"
+
+
+def first_json(child: Child, key: str, timeout_s: float, interrupt: Interrupt) -> dict[str, Any]:
+    """The first line in a child's log that is a JSON object beginning with `key`.
+
+    Raises:
+        ChildFailed: it ended first, nothing came within `timeout_s`, or the user interrupted.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        ended = child.exit_code() is not None  # asked first: what it wrote before counts
+        for line in child.log.read_bytes().splitlines(keepends=True):
+            if (
+                line.startswith(b'{"')
+                and line.endswith(b"\n")
+                and key in (said := json.loads(line))
+            ):
+                return said
+        if ended:
+            raise ChildFailed(child)
+        if time.monotonic() >= deadline:
+            raise ChildFailed(child, f"{child.name} was not ready within {timeout_s:g} s")
+        if interrupt.requested:
+            raise ChildFailed(child, f"interrupted before {child.name} was ready")
+        time.sleep(READY_POLL_S)
+
+
+def _python(*arguments: str) -> list[str]:
+    return [sys.executable, *arguments]
