@@ -31,6 +31,7 @@ BOTH_RULES = pytest.mark.parametrize("merge", [weighted_average, radial_directio
         ([[1, 0], [-1, 0]], [1, 1], [0.0, 0.0]),  # directions cancel: the average
         ([[3, 0], [-1, 0]], [1, 1], [1.0, 0.0]),
         ([[3, 0], [-1, 1e-5]], [1, 1], [1.0, 5e-6]),  # nearly: 5e-6 is below 1e-3
+        ([[3, 0], [-1, 1e-5]], [1e6, 1e6], [1.0, 5e-6]),  # whatever the scale of weights
         ([[0, 0], [0, 0]], [1, 2], [0.0, 0.0]),
     ],
 )
@@ -38,6 +39,11 @@ def test_radial_directional_average_known_values(gradients, weights, expected):
     got = radial_directional_average([torch.tensor(g).float() for g in gradients], weights)
     assert got.dtype == torch.float32
     assert got.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_directions_that_cancel_exactly_are_averaged_without_any_threshold():
+    opposed = [torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 0.0])]
+    assert radial_directional_average(opposed, [1, 1], cancel_below=0).tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -60,8 +66,10 @@ def test_weighted_average_of_the_specification():
 @BOTH_RULES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_one_positive_weight_gives_that_gradient_exactly(merge, dtype):
-    only = torch.tensor([0.1, -0.7, 1e-30, 3.0], dtype=dtype)
-    other = torch.full((4,), float("nan"))  # would show in any arithmetic
+    generator = torch.Generator().manual_seed(0)
+    # enough of them that w * v / w rounds somewhere, float64 included
+    only = torch.randn(1000, generator=generator, dtype=torch.float64).to(dtype)
+    other = torch.full((1000,), float("nan"))  # would show in any arithmetic
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     got = merge([other, only, other], [0, 0.3, 0.0])
     assert got.dtype == wide and torch.equal(got, only.to(wide))

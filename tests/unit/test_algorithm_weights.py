@@ -19,6 +19,7 @@ def test_token_weight_is_quantity_times_quality(tokens, steps, weight):
 
 def test_contribution_weight_is_capped_only_beyond_two_horizons():
     assert contribution_weight(480, 48, sync_every=24) == token_weight(480, 48)
+    assert contribution_weight(300, 30, sync_every=24) == token_weight(300, 30)
     assert contribution_weight(960, 96, sync_every=24) == token_weight(960, 96) / 2
     # ten times longer away at the same speed does not weigh more than two horizons do
     assert contribution_weight(4800, 480, 24) == pytest.approx(contribution_weight(480, 48, 24))
