@@ -6,6 +6,7 @@ other side's socket does not take. Closes and resets travel as bytes do.
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 
 from dd_lightning.network.lane import MAX_CHUNK_BYTES, Flow, Lane
@@ -55,8 +56,10 @@ class Side(asyncio.BufferedProtocol):
         self._adjust_reading()
 
     def abort(self) -> None:
-        """Drop the socket (the other end sees a reset)."""
-        if self._transport is not None:
+        """Drop the socket; its other end sees a reset, which a mere close would not be."""
+        if self._transport is not None and not self._gone:
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
 
     def finish(self) -> None:
