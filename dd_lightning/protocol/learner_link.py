@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,6 +16,15 @@ from torch import Tensor
 
 from dd_lightning.protocol.config import SyncerConfig, Timeouts
 from dd_lightning.protocol.held import Held, Snapshot
+from dd_lightning.protocol.link_actions import (
+    Deliver,
+    Fail,
+    InitialValues,
+    LinkAction,
+    Reconnect,
+    Send,
+    Upload,
+)
 from dd_lightning.protocol.messages import (
     Applied,
     Checkpointed,
@@ -45,49 +53,6 @@ from dd_lightning.protocol.messages import (
 from dd_lightning.protocol.progress import ProgressReport
 
 OFFLINE, JOINING, ATTACHED, ENDED = "offline", "joining", "attached", "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send on the control channel; losing it costs time only."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    """Hand to the training side (its ledger, or its loading and finishing loops)."""
-
-    message: Message
-    payload: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Close the channel and make a new one, with back-off."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The learner cannot take part: raise `reason` in the training thread."""
-
-    reason: str
-
-
-LinkAction = Send | Deliver | Reconnect | Fail
-
-
-@dataclass(frozen=True, slots=True)
-class InitialValues:
-    """Version 0 of one fragment, to be uploaded."""
-
-    fragment: int
-    values: Mapping[str, Tensor]
-
-
-Upload = Snapshot | InitialValues
 
 
 class LearnerLink:
