@@ -22,11 +22,13 @@ import lightning.pytorch as pl
 import yaml
 
 from dd_lightning.launch.task import VALIDATION_LOSS, build_data, build_module
-from dd_lightning.launch.theta import checkpoints, is_initial, load_theta
+from dd_lightning.launch.theta import load_theta
+from dd_lightning.report.read import EVALUATIONS
+from dd_lightning.syncer.checkpoint import checkpoints, load_parameters
 
 log = logging.getLogger(__name__)
 
-EVALUATIONS = "evaluations.jsonl"
+INITIAL = "-0.ckpt"  # how the name of version 0's checkpoint ends
 POLL_S = 0.2
 NICE = 10  # the learners come first
 
@@ -54,9 +56,9 @@ class Evaluator:
         """Append the loss and metrics of one checkpoint to `evaluations.jsonl`; return them.
 
         Raises:
-            ValueError: the task's validation logs no `val_loss`.
+            ValueError: not a checkpoint, or the task's validation logs no `val_loss`.
         """
-        load_theta(self._module, checkpoint)
+        load_theta(self._module, load_parameters(checkpoint))
         metrics = self._trainer.validate(self._module, datamodule=self._data, verbose=False)[0]
         if VALIDATION_LOSS not in metrics:
             raise ValueError(
@@ -84,15 +86,22 @@ def watch(evaluator: Evaluator, folder: Path, every_s: float) -> None:
     while not ending:
         ending = _closed(POLL_S)
         found = checkpoints(folder / "syncer")
-        if not found or (not ending and (found[-1] == done or time.monotonic() < due)):
+        if not found:
             continue
-        if done is None and is_initial(found[0]):
-            evaluator.evaluate(found[0], initial=True, final=False)
-            done = found[0]
-        if ending or done != found[0]:
-            evaluator.evaluate(found[-1], initial=False, final=ending)
-            done = found[-1]
-        due = time.monotonic() + every_s
+        newest, oldest = found[0], found[-1]
+        if done is None and oldest.name.endswith(INITIAL):
+            evaluator.evaluate(oldest, initial=True, final=False)
+            done, due = oldest, time.monotonic() + every_s
+        elif newest != done and time.monotonic() >= due:
+            try:
+                evaluator.evaluate(newest, initial=False, final=False)
+            except ValueError:
+                if newest.exists():
+                    raise
+                continue  # removed for newer ones since it was listed
+            done, due = newest, time.monotonic() + every_s
+    if found := checkpoints(folder / "syncer"):
+        evaluator.evaluate(found[0], initial=False, final=True)
 
 
 def _closed(timeout_s: float) -> bool:

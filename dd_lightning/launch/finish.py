@@ -6,16 +6,12 @@ The syncer's process has been the tape's writer; it is gone, so this one follows
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dd_lightning.launch.evaluator import EVALUATIONS
 from dd_lightning.protocol.tape import TapeWriter, read_tape
-from dd_lightning.report import write_report
+from dd_lightning.report.read import EVALUATIONS, SUMMARY, TAPE, read_evaluations, report_run
 from dd_lightning.report.summary import summarize, write_summary
-
-TAPE = "tape.jsonl"
 
 
 def finish_run(folder: Path, status: str, draw: bool = True) -> float | None:
@@ -32,11 +28,11 @@ def finish_run(folder: Path, status: str, draw: bool = True) -> float | None:
     if not path.exists():
         return None  # the syncer did not get so far; its log says why
     _complete(path, folder / EVALUATIONS, status)
-    summary = summarize(read_tape(path))
-    write_summary(folder, summary)
     if draw:
-        write_report(folder)
-    return summary["loss"]["validation"]
+        report_run(folder)
+    else:
+        write_summary(folder, summarize(read_tape(path)))
+    return json.loads((folder / SUMMARY).read_text())["loss"]["validation"]
 
 
 def _complete(path: Path, evaluations: Path, status: str) -> None:
@@ -51,26 +47,15 @@ def _complete(path: Path, evaluations: Path, status: str) -> None:
         elif event["event"] == "run_end":
             ended = event
     writer = TapeWriter(path)
-    for found in _lines(evaluations):
+    for found in read_evaluations(evaluations) if evaluations.exists() else ():
         checkpoint = checkpoints.get(found["file"], {})
-        writer.write(
-            "evaluation",
-            last_s,
-            **found,
-            checkpoint_t_s=checkpoint.get("t_s"),
-            tokens_merged=checkpoint.get("tokens_merged"),
-        )
+        known = {
+            "checkpoint_t_s": checkpoint.get("t_s"),
+            "tokens_merged": checkpoint.get("tokens_merged"),
+        }
+        writer.write(**{**found, **known, "t_s": last_s})
     if not ended or (status != "finished" and ended["status"] != status):
         digest = ended.get("parameters_sha256")
         seconds = ended.get("seconds", last_s)
         writer.write("run_end", last_s, status=status, parameters_sha256=digest, seconds=seconds)
     writer.close()
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The evaluations; a last line that the evaluator was killed in is left out."""
-    if not path.exists():
-        return
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield json.loads(line)

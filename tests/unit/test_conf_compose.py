@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
+import dd_lightning.conf as conf
 import msgspec
 import pytest
 import yaml
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
 from dd_lightning.algorithm import PRESETS
 from dd_lightning.launch.settings import check
 from dd_lightning.launch.task import check_task
 from dd_lightning.protocol.config import AlgorithmConfig, Timeouts
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
-
-import dd_lightning.conf as conf
 
 pytestmark = pytest.mark.unit
 
@@ -30,7 +30,9 @@ def choices(group):
 
 
 def test_the_groups_are_those_promised():
-    promised = set("task algorithm network chaos launcher logger learner experiment".split())
+    promised = set(
+        ["task", "algorithm", "network", "chaos", "launcher", "logger", "learner", "experiment"]
+    )
     assert promised <= set(GROUPS)
 
 
