@@ -122,7 +122,9 @@ class Merger:
         if weighty:
             self._merge_buffers(weighty, buffers)
         staleness = tuple((one.held.learner, self._staleness(job, one.held)) for one in candidates)
-        published = self._publish(job)
+        if candidates:  # a merge that refused everyone makes no version
+            self._publish(job)
+        published = self.published(job.fragment)
         result = MergeResult(
             digest=digest_of(published),
             agreement=agreement if len(weighty) > 1 else None,
@@ -236,12 +238,11 @@ class Merger:
     def _encode(self, fragment: int) -> Encoded:
         return encode_values({n: self.theta.by_name[n] for n in self.theta.layout.fragments[fragment]})
 
-    def _publish(self, job: Merge) -> Encoded:
+    def _publish(self, job: Merge) -> None:
         kept = self._versions[job.fragment]
         kept.append((job.version, self._encode(job.fragment)))
         while len(kept) > (KEPT_VERSIONS if self.keep_versions else 1):
             kept.popleft()
-        return kept[-1][1]
 
 
 def _norm(tensors: Mapping[str, Tensor]) -> float:

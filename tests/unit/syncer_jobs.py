@@ -91,7 +91,16 @@ def contribution(
         payload=encode(payload, kind)[0],
         fingerprint="",
     )
-    return HeldContribution(learner, 1, message, payload, dtype, 0.0, weight)
+    return HeldContribution(
+        learner=learner,
+        generation=1,
+        incarnation=f"life of {learner}",
+        message=message,
+        payload=payload,
+        dtype=dtype,
+        arrived_s=0.0,
+        weight=weight,
+    )
 
 
 def job(
