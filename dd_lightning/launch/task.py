@@ -12,6 +12,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 
 from dd_lightning.launch import checks
+from dd_lightning.launch.settings import learner_values
 
 VALIDATION_LOSS = "val_loss"  # what a task's validation_step logs; the run's objective
 
@@ -43,11 +44,20 @@ def build_data(
 
 
 def check_task(values: Mapping[str, Any], num_data_slots: int) -> pl.LightningDataModule:
-    """Build module, data and Trainer once and throw them away (the data is returned, to prepare).
+    """Build module, data and Trainer of each kind of learner once and throw them away.
+
+    Returns:
+        The data of learners without overrides, to prepare.
 
     Raises:
         ValueError: one of their settings is refused.
     """
+    for learner in values["learner"]["overrides"] or {}:
+        _check_one(learner_values(values, str(learner)), num_data_slots)
+    return _check_one(values, num_data_slots)
+
+
+def _check_one(values: Mapping[str, Any], num_data_slots: int) -> pl.LightningDataModule:
     build_module(values)
     check_trainer(values["trainer"])
     return build_data(values, 0, num_data_slots)
