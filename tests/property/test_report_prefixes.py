@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tapes import assert_valid, fleet_tape, small_tape
 
 from dd_lightning.report.summary import RunReader, summarize
+from tests.fleet_tapes import fleet_tape
+from tests.tapes import assert_valid, small_tape
 
 pytestmark = pytest.mark.property
 
@@ -24,7 +25,7 @@ def check(summary: dict) -> None:
         assert learner["seconds_alive"] >= 0
 
 
-@pytest.mark.parametrize("events", [small_tape(), fleet_tape(3, 16)], ids=["small", "fleet"])
+@pytest.mark.parametrize("events", [small_tape(), fleet_tape(2, 9)], ids=["small", "fleet"])
 def test_every_prefix_gives_a_valid_summary(events: list[dict]) -> None:
     reader = RunReader()
     check(reader.summary())

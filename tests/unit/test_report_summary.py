@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tapes import DIGEST, Tape, assert_valid, fleet_tape, small_tape
 
 from dd_lightning.report.summary import summarize, write_summary
+from tests.fleet_tapes import fleet_tape
+from tests.tapes import DIGEST, Tape, assert_valid, small_tape
 
 pytestmark = pytest.mark.unit
 
