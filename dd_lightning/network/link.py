@@ -212,7 +212,9 @@ class Path:
     def send(self, now: float, num_bytes: int) -> float:
         """Arrival time of the last of `num_bytes` that are there since `now`.
 
-        Never before an earlier chunk of the flow, nor inside an outage. 0 bytes: a close.
+        To be called in the order of time: a chunk of tomorrow would keep the shared pipe until
+        then. The arrival is never before that of an earlier chunk of the flow, nor inside an
+        outage. 0 bytes: a close.
         """
         begin = max(now, self._window.free_at)
         left = self._window.send(now, num_bytes)

@@ -4,6 +4,7 @@ A profile says what the network is (round trip, Mbit/s, jitter, loss, TCP); `lin
 does to bytes and `proxy.py` does it to real ones. Nothing here has a clock or a socket.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from math import isfinite
@@ -177,10 +178,15 @@ class WanProfile:
         _require(bool(self.learner_regions), f"{where}: learner_regions is empty")
         if not self.needs_proxy:
             _require(
-                len(self.regions) == 1 and not self.outages and self.bandwidth_scale == 1,
-                f"{where} has no links, so several regions, outages or a bandwidth_scale would "
-                "have no effect; give it links",
+                len(self.regions) == 1 and not self.outages,
+                f"{where} has no links, so several regions or outages would have no effect; "
+                "give it links",
             )
+            if self.bandwidth_scale != 1:  # no error: sweeps over networks set it for all of them
+                warnings.warn(
+                    f"{where} has no links: bandwidth_scale={self.bandwidth_scale:g} has no effect",
+                    stacklevel=2,
+                )
             return
         for region in self.learner_regions:
             gap_s = self.link(region).rtt_ms / 1e3  # raises where the matrix has a hole

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0  # for the proxy's own dial to the syncer, which is on this machine
 STATS_EVERY_S = 1.0
+WARN_EVERY_S = 60.0
 DIRECTIONS: tuple[Direction, ...] = ("up", "down")
 BACKLOG = 64
 
@@ -101,6 +102,7 @@ class ShapingProxy:
         self._start = start
         self._bytes = {route.learner: {"up": 0, "down": 0} for route in routes}
         self._pump: Pump | None = None
+        self._warned_at: dict[str, float] = {}
         self._servers: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
         self._dials: set[asyncio.Task[None]] = set()
@@ -187,22 +189,27 @@ class ShapingProxy:
         its round trip (or an outage).
         """
         loop = asyncio.get_running_loop()
-        there = connection.flows["up"].path.send(loop.time(), 0)
-        back = connection.flows["down"].path.send(there, 0)
-        await asyncio.sleep(there - loop.time())
+        await asyncio.sleep(connection.flows["up"].path.send(loop.time(), 0) - loop.time())
+        back = connection.flows["down"].path.send(loop.time(), 0)
         try:
             outgoing = await self._connect(route, port)
         except OSError as error:  # a TimeoutError too
-            log.warning(
-                "learner %s: the syncer does not answer at %s:%s (%s)",
-                *(route.learner, route.target_host, port, error),
-            )
+            self._warn_unreachable(route, port, error, loop.time())
             await asyncio.sleep(back - loop.time())
             connection.abort()
             return
         await loop.create_connection(lambda: connection.syncer_side, sock=outgoing)
         await asyncio.sleep(back - loop.time())
         connection.learner_side.open()
+
+    def _warn_unreachable(self, route: Route, port: int, error: OSError, now: float) -> None:
+        """Once a minute and learner: whoever dials comes back several times a second."""
+        if now - self._warned_at.get(route.learner, float("-inf")) >= WARN_EVERY_S:
+            self._warned_at[route.learner] = now
+            log.warning(
+                "learner %s: the syncer does not answer at %s:%s (%s)",
+                *(route.learner, route.target_host, port, error),
+            )
 
     async def _connect(self, route: Route, port: int) -> socket.socket:
         """A socket to the syncer whose source address is the learner's."""

@@ -289,6 +289,20 @@ def test_a_new_connection_costs_a_round_trip() -> None:
     assert run(scenario()) == pytest.approx(0.16, abs=0.02)
 
 
+def test_new_connections_do_not_hold_up_the_others() -> None:
+    """Handshakes take a round trip of their own, not of the pipe that all share."""
+
+    async def scenario() -> float:
+        async with shaped(profile(rtt_ms=400, mbit_s=1000), swallow, "aa") as (_, port):
+            sending = asyncio.create_task(send_all(0, port, 10_000_000))
+            while not sending.done():
+                async with dial(1, port):
+                    await asyncio.sleep(0.02)
+            return await sending
+
+    assert run(scenario()) == pytest.approx(0.8 + 80e6 * 1500 / 1448 / 1e9, rel=0.1)
+
+
 def test_a_syncer_that_is_away_is_a_closed_connection() -> None:
     async def scenario() -> None:
         server = await asyncio.start_server(swallow, "127.0.0.1", 0)

@@ -155,6 +155,11 @@ def test_wrong_settings_are_refused(changes: dict[str, Any], message: str) -> No
         WanProfile.from_config(config(**changes))
 
 
+def test_a_scale_without_links_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"bandwidth_scale=0\.1 has no effect"):
+        assert not shipped("none", "bandwidth_scale=0.1").needs_proxy
+
+
 def test_reversed_twice_is_the_same() -> None:
     link = Link(rtt_ms=1, up_mbit_s=2, down_mbit_s=3, jitter_ms=4, tcp="bbr")
     assert link.reversed().reversed() == link != link.reversed()
