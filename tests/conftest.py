@@ -1,1 +1,1 @@
-"""Puts `tests/` on the path, so that every kind of test can import its helpers (`tapes`)."""
+"""Its presence makes the repository's root importable: tests share `tests.tapes` and the like."""

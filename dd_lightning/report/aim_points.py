@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dd_lightning.report.observer import Event, finite, learner_ids, merge_count
+from dd_lightning.report.observer import Event, finite, learner_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,6 @@ class Points:
         self.least_interval_s = least_interval_s
         self._now_s = 0.0
         self._last_s: dict[tuple[str, str, Any], float] = {}
-        self._versions: dict[int, int] = {}  # merges per fragment
-        self._held: dict[str, dict[int, int]] = {}  # learner to version applied per fragment
         self._progress: dict[str, tuple[float, int]] = {}  # learner to time and odometer
         self._wire: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -66,20 +64,12 @@ class Points:
             yield "tokens_per_s", tokens / elapsed, step, context
         yield "rtt_ms", event.get("rtt_ms_p50"), step, context
         yield "step_seconds", event.get("step_seconds_p50"), step, context
-        if self._versions:
-            held = self._held.get(learner, {})
-            gaps = [count - held.get(fragment, 0) for fragment, count in self._versions.items()]
-            yield "version_gap", sum(gaps) / len(gaps), step, context
+        yield "version_gap", event.get("version_gap"), step, context
         session = (learner, event["generation"])
         self._wire[session] = (event.get("bytes_up") or 0, event.get("bytes_down") or 0)
         second = int(self._now_s)
         yield "bytes_up", sum(up for up, _ in self._wire.values()), second, {}
         yield "bytes_down", sum(down for _, down in self._wire.values()), second, {}
-
-    def _of_apply(self, event: Event) -> Iterator[tuple[str, Any, int, dict[str, Any]]]:
-        held = self._held.setdefault(str(event["learner"]), {})
-        held[event["fragment"]] = merge_count(event["version"])
-        yield from ()
 
     def _of_contribution(self, event: Event) -> Iterator[tuple[str, Any, int, dict[str, Any]]]:
         if event["verdict"] == "accepted":
@@ -89,7 +79,6 @@ class Points:
     def _of_merge(self, event: Event) -> Iterator[tuple[str, Any, int, dict[str, Any]]]:
         number, context = event["round"], {"fragment": event["fragment"]}
         members = learner_ids(event["contributors"])
-        self._versions[event["fragment"]] = merge_count(event["version"])
         yield "contributors", len(members), number, {}
         yield "grace_s", event["grace_s"], number, {}
         yield "quorum_s", event["quorum_s"], number, {}

@@ -6,7 +6,7 @@ Every key of the status is optional: what is missing is shown as a dash. The syn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -52,7 +52,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
             _count(learner.get("step")),
             _count(learner.get("tokens_per_s")),
             _fixed(learner.get("loss"), 3),
-            _fixed(learner.get("version_gap"), 1),
+            _count(learner.get("version_gap")),
             _fixed(learner.get("rtt_ms"), 0, " ms"),
             _percent(learner.get("rounds_share")),
             Text(_cut(str(learner.get("last_error") or "")), style="red"),
@@ -92,7 +92,7 @@ def _rounds(status: Mapping[str, Any]) -> str:
 
 
 def _totals(status: Mapping[str, Any]) -> str:
-    wire = _mapping(status.get("bytes"))
+    wire = _mapping(status.get("bytes")) or _wire_of(_learners(status).values())
     return ", ".join(
         (
             f"tokens merged {_count(status.get('tokens_merged'))}",
@@ -101,6 +101,16 @@ def _totals(status: Mapping[str, Any]) -> str:
             f"validation loss {_fixed(status.get('validation_loss'), 4)}",
         )
     )
+
+
+def _wire_of(learners: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Sums over the learners' present connections, where the status has no sums of its own."""
+    rows = list(learners)
+    return {
+        way: sum(finite(row.get(f"bytes_{way}")) or 0.0 for row in rows)
+        for way in ("up", "down")
+        if any(f"bytes_{way}" in row for row in rows)
+    }
 
 
 def _learners(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -113,9 +113,11 @@ class Series(Observer):
         self._wire[learner, self._epoch, event["generation"]] = (event["t_s"], 0, 0)
 
     def on_state(self, event: Event) -> None:
-        began = finite(event.get("first_step_started_s"))
-        at_s = event["t_s"] if began is None else began
         learner, state = str(event["learner"]), LANE_OF.get(event["state"])
+        at_s, began = event["t_s"], finite(event.get("first_step_started_s"))
+        since = self._state.get(learner, (0.0, ""))[0]
+        if state == STEPPING and began is not None and began >= since:
+            at_s = began  # its first step; after a pause or a re-attach that lies further back
         away = self._state.get(learner, (0.0, ""))[1] == AWAY
         if not (away and state is None):  # away until its next step
             self._enter(learner, at_s, state)

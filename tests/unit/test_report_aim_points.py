@@ -35,8 +35,6 @@ def test_points_of_the_small_tape() -> None:
     assert values(points, "staleness", learner="1") == [0]  # the late one has none
     assert values(points, "validation_loss", subset="validation") == [5.5, 4.0, 3.25]
     assert values(points, "bytes_up")[-1] == 9000 + 1000 + 2000
-    # held version 0 of both fragments when versions were 2 and 1
-    assert values(points, "version_gap", learner="0")[-1] == 1.5
 
 
 def test_a_new_incarnation_has_no_negative_rate() -> None:

@@ -29,7 +29,7 @@ STATUS = {
             "state": "training",
             "step": 120,
             "tokens_per_s": 8123.4,
-            "version_gap": 0.5,
+            "version_gap": 7,
             "rtt_ms": 84.2,
             "rounds_share": 0.97,
             "loss": 2.2,
@@ -48,7 +48,7 @@ def shown(status: dict, width: int = 140) -> str:
 def test_table_has_a_row_per_learner_and_the_run_below() -> None:
     text = shown(STATUS)
     row = next(line for line in text.splitlines() if "training" in line)
-    for cell in ("120", "8,123", "2.200", "0.5", "84 ms", "97%"):
+    for cell in ("120", "8,123", "2.200", "7", "84 ms", "97%"):
         assert cell in row
     row = next(line for line in text.splitlines() if "[red]1" in line)
     assert "lost" in row and "connection closed" in row
@@ -76,3 +76,8 @@ def test_plain_line_is_one_line_with_all_learners() -> None:
     line = plain_line(STATUS)
     assert "round 14 (2 open)" in line
     assert line.endswith("0 training 120; [red]1 lost –")
+
+
+def test_bytes_are_summed_over_learners_where_the_status_has_no_sum() -> None:
+    rows = {"0": {"bytes_up": 1000, "bytes_down": 5}, "1": {"bytes_up": 24}}
+    assert "up 1 KiB, down 5 B" in plain_line({"learners": rows})

@@ -14,7 +14,7 @@ from dd_lightning.report.comparison import compare_bytes, data_parallel_bytes, f
 from dd_lightning.report.figures import NAMES
 from dd_lightning.report.html import Report, answer, format_seconds, render_html
 from dd_lightning.report.read import report_run, runs_in
-from dd_lightning.report.series import AWAY, STEPPING, Series, Stretch
+from dd_lightning.report.series import AWAY, HANDING_IN, PAUSED, STEPPING, Series, Stretch
 from dd_lightning.report.summary import RunReader, summarize
 from dd_lightning.report.where_lost import token_parts
 from tests.fleet_tapes import fleet_tape
@@ -186,6 +186,21 @@ def test_lanes_follow_states_deaths_and_returns() -> None:
         Stretch(3.0, 6.0, STEPPING),
         Stretch(6.0, 8.0, AWAY),
         Stretch(8.0, 12.0, STEPPING),
+    ]
+
+
+def test_a_pause_does_not_begin_at_the_first_step() -> None:
+    tape = Tape()
+    tape.join(0.5, "0")
+    tape.state(1.1, "0", "training", step=1, first_step_started_s=1.0)
+    tape.state(5.0, "0", "paused", step=30, first_step_started_s=1.0)
+    tape.state(7.0, "0", "training", step=31, first_step_started_s=1.0)
+    tape.state(9.0, "0", "finishing", step=60, first_step_started_s=1.0)
+    assert read_series(tape.events).lanes()["0"] == [
+        Stretch(1.0, 5.0, STEPPING),
+        Stretch(5.0, 7.0, PAUSED),
+        Stretch(7.0, 9.0, STEPPING),
+        Stretch(9.0, 9.0, HANDING_IN),
     ]
 
 
