@@ -47,7 +47,7 @@ def run_experiment(config: DictConfig) -> float | None:
     data = check_task(settings.values, settings.syncer.num_data_slots)
     _refuse_used(folder)
     settings.syncer.warn()
-    outcome = LocalRun(settings, folder, data, open_view(settings, folder)).execute()
+    outcome = LocalRun(settings, folder, data, open_view(folder)).execute()
     print(f"{outcome.status}: {folder}", flush=True)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt

@@ -7,7 +7,9 @@ import re
 
 from hydra.errors import MissingConfigException
 from omegaconf import Container, DictConfig
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+UNKNOWN_KEY = (ConfigKeyError, ConfigAttributeError)
 
 
 def one_line(error: BaseException) -> str:
@@ -15,7 +17,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _missing_option(error)
     for cause in _causes(error):
-        if isinstance(cause, ConfigKeyError) and isinstance(cause.parent_node, Container):
+        if isinstance(cause, UNKNOWN_KEY) and isinstance(cause.parent_node, Container):
             return _unknown_key(cause)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {_joined(error.msg or str(error))}"
@@ -39,7 +41,7 @@ def _missing_option(error: MissingConfigException) -> str:
     return f"{group} is {given!r}; allowed: {' | '.join(options)}.{hint}"
 
 
-def _unknown_key(error: ConfigKeyError) -> str:
+def _unknown_key(error: OmegaConfBaseException) -> str:
     parent = error.parent_node
     allowed = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
     full = str(error.full_key)

@@ -1,0 +1,84 @@
+"""`dd-lightning`: help, unknown commands, doctor."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dd_lightning.cli import COMMANDS, LATER, main
+from dd_lightning.commands import doctor
+from dd_lightning.protocol.config import Timeouts
+
+pytestmark = pytest.mark.unit
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+
+def package(requirement):
+    return requirement.split(">=")[0].split("[")[0]
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in COMMANDS)
+    assert not any(f"  {name} " in said for name in LATER)
+
+
+@pytest.mark.parametrize("name", ["doctor", "report", "export"])
+def test_commands_have_their_own_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: dd-lightning {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["replay", "tape.jsonl"], "dd-lightning replay is not built yet; allowed: doctor"),
+        (["lunch"], "command is 'lunch'; allowed: doctor | launch"),
+        (["report", "/nonexistent"], "/nonexistent holds no tape.jsonl"),
+        (["export", "/nonexistent", "--run", "/"], "--run is '/', which has no config.yaml"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, said, capsys):
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(said) and errors.count("\n") == 1
+
+
+def test_full_errors_can_be_asked_for(monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match=r"holds no tape\.jsonl"):
+        main(["report", "/nonexistent"])
+
+
+def test_doctor_reports_what_is_there(capsys):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["torch"] and found["loopback"]["127.0.0.1"]
+    assert main(["doctor"]) == 0
+    assert found["versions"]["torch"] in capsys.readouterr().out
+
+
+def test_doctor_explains_every_timeout():
+    found = doctor.timeouts()
+    assert list(found) == list(Timeouts.__struct_fields__)
+    assert all(entry["meaning"] for entry in found.values())
+
+
+def test_doctor_knows_the_packages_of_pyproject():
+    assert set(doctor.CORE) == {"dd-lightning", *map(package, PROJECT["dependencies"])}
+    extras = PROJECT["optional-dependencies"]
+    for name, packages in doctor.EXTRAS.items():
+        assert list(packages) == [package(one) for one in extras[name]]
+
+
+def test_doctor_says_how_to_get_what_is_missing(monkeypatch):
+    def version(package):
+        return None if package == "aim" else "1.0"
+
+    monkeypatch.setattr(doctor, "_version", version)
+    assert doctor.examine()["missing"] == ["aim: pip install 'dd-lightning[aim]'"]
