@@ -174,7 +174,9 @@ def parameters_sha256(parameters: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(parameters):
         values = parameters[name].detach().to("cpu", torch.float32).contiguous().numpy()
-        digest.update(memoryview(values.astype("<f4", copy=False)).cast("B") if values.size else b"")
+        digest.update(
+            memoryview(values.astype("<f4", copy=False)).cast("B") if values.size else b""
+        )
     return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,15 +76,19 @@ class Merger:
     """Θ and the versions of it that contributions may be anchored at.
 
     Memory, in bytes per element of Θ: 4 for the masters and 4 for the published copy of each
-    fragment, which `KEPT_VERSIONS` makes 16 while `keep_versions` is set (a codec sends deltas, or
-    a learner's parameters are 16-bit); the outer optimizer's state comes on top (SGD: 4).
+    fragment, which `KEPT_VERSIONS` makes 16 while `keep_versions()` is true (a codec sends deltas,
+    or a learner's parameters are 16-bit); the outer optimizer's state comes on top (SGD: 4).
     """
 
     def __init__(
-        self, theta: Theta, algorithm: AlgorithmConfig, versions: Sequence[Version]
+        self,
+        theta: Theta,
+        algorithm: AlgorithmConfig,
+        versions: Sequence[Version],
+        keep_versions: Callable[[], bool],
     ) -> None:
         self.theta = theta
-        self.keep_versions = False
+        self._keep_versions = keep_versions
         self._rule = resolve("merge", algorithm.merge, MERGE_RULES)
         self._max_norm_ratio = algorithm.max_norm_ratio
         self._shapes = {tensor.name: tensor.shape for tensor in theta.layout.tensors}
@@ -164,7 +168,9 @@ class Merger:
             return {n: from_delta(current[n], base[n], held.payload[n]) for n in sorted(current)}
         dtype = dtype_from_name(held.dtype)
         if dtype.itemsize == 2 and base is not None:
-            return {n: reanchored(current[n], base[n], held.payload[n], dtype) for n in sorted(current)}
+            return {
+                n: reanchored(current[n], base[n], held.payload[n], dtype) for n in sorted(current)
+            }
         # a 16-bit learner whose base is gone has moved far more than the rounding of its base
         return {n: outer_gradient(current[n], held.payload[n]) for n in sorted(current)}
 
@@ -236,12 +242,14 @@ class Merger:
         return max(0, self.version(job.fragment)[1] - held.message.base[1])
 
     def _encode(self, fragment: int) -> Encoded:
-        return encode_values({n: self.theta.by_name[n] for n in self.theta.layout.fragments[fragment]})
+        return encode_values(
+            {n: self.theta.by_name[n] for n in self.theta.layout.fragments[fragment]}
+        )
 
     def _publish(self, job: Merge) -> None:
         kept = self._versions[job.fragment]
         kept.append((job.version, self._encode(job.fragment)))
-        while len(kept) > (KEPT_VERSIONS if self.keep_versions else 1):
+        while len(kept) > (KEPT_VERSIONS if self._keep_versions() else 1):
             kept.popleft()
 
 

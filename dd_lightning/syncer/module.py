@@ -35,6 +35,7 @@ class SyncerModule(LightningModule):
         config: the run's; its `algorithm.outer` is the optimizer.
         versions: of each fragment of `values`.
         deliver: called (in the training thread) with each merge that was done.
+        keep_versions: whether contributions may be anchored at older versions (see `Merger`).
     """
 
     def __init__(
@@ -44,13 +45,14 @@ class SyncerModule(LightningModule):
         config: SyncerConfig,
         versions: Sequence[Version],
         deliver: Callable[[Merged], None] = lambda merged: None,
+        keep_versions: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.config = config
         theta = Theta(layout, values)
         self.theta = theta.root
-        self.merger = Merger(theta, config.algorithm, versions)
+        self.merger = Merger(theta, config.algorithm, versions, keep_versions)
         self._deliver = deliver
         self._core_state: dict[str, Any] | None = None
 

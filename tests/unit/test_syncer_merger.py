@@ -135,8 +135,7 @@ def test_any_torch_optimizer_by_target() -> None:
 
 
 def test_a_delta_is_anchored_at_the_base_that_was_kept() -> None:
-    module = module_of(config_of(codec="bf16"))
-    module.merger.keep_versions = True
+    module = module_of(config_of(codec="bf16"), keep_versions=lambda: True)
     optimizer = module.configure_optimizers()
     base = theta_of(module)
     module.merger.merge(job(0, (1, 1), contribution("0", 0, local(module, 0, 1))), optimizer)
@@ -166,8 +165,7 @@ def test_a_delta_without_its_base_is_rejected_and_moves_nothing() -> None:
 
 
 def test_an_idle_16_bit_learner_moves_nothing() -> None:
-    module = module_of(config_of())
-    module.merger.keep_versions = True
+    module = module_of(config_of(), keep_versions=lambda: True)
     before = theta_of(module)
     names = [n for n in layout_of(module.config).fragments[0] if "running" not in n]
     held = contribution("0", 0, {n: before[n].bfloat16() for n in names}, dtype="bfloat16")
@@ -226,7 +224,9 @@ def test_weightless_contributions_move_nothing_but_count_as_a_version() -> None:
 
 def test_buffers_are_mixed_outside_norm_and_optimizer() -> None:
     module = module_of(config_of())
-    fragment = next(i for i, f in enumerate(layout_of(module.config).fragments) if "norm.running_var" in f)
+    fragment = next(
+        i for i, f in enumerate(layout_of(module.config).fragments) if "norm.running_var" in f
+    )
     a, b = local(module, fragment, 3), local(module, fragment, 4)
     held = [contribution("0", fragment, a, weight=1.0), contribution("1", fragment, b, weight=3.0)]
     merged = module.merger.merge(job(fragment, (1, 1), *held), module.configure_optimizers())
@@ -244,8 +244,7 @@ def test_buffers_are_mixed_outside_norm_and_optimizer() -> None:
 
 def test_versions_are_kept_only_when_someone_needs_them() -> None:
     for keep, most in ((False, 1), (True, 4)):
-        module = module_of(config_of())
-        module.merger.keep_versions = keep
+        module = module_of(config_of(), keep_versions=lambda keep=keep: keep)
         optimizer = module.configure_optimizers()
         for version in range(1, 7):
             held = contribution("0", 0, local(module, 0, version), base=(1, version - 1))

@@ -1,0 +1,64 @@
+"""`dd-lightning syncer`: checks its settings, serves one run, and says how it ended.
+
+Exit code: 0 finished, 1 failed, 2 a wrong setting (one line on stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+
+import torch
+
+from dd_lightning.protocol.tape import read_tape
+from dd_lightning.syncer.run import SyncerRun
+from dd_lightning.syncer.settings import TAPE, SyncerSettings, parse
+
+log = logging.getLogger(__name__)
+
+EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}
+WRONG_SETTING = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    with contextlib.ExitStack() as close:
+        try:
+            settings = parse(sys.argv[1:] if argv is None else argv)
+            run = SyncerRun(settings, close)
+        except (ValueError, OSError, ImportError) as error:
+            if os.environ.get("HYDRA_FULL_ERROR", "") not in ("", "0"):
+                raise
+            print(" ".join(str(error).split()), file=sys.stderr, flush=True)
+            return WRONG_SETTING
+        print(json.dumps({"listening": run.address}), flush=True)
+        status = _execute(run)
+    if "DD_LAUNCHED" not in os.environ:  # the launcher adds evaluations first
+        _summarize(settings, status)
+    return EXIT_CODES[status]
+
+
+def _execute(run: SyncerRun) -> str:
+    try:
+        outcome = run.execute()
+    except Exception:
+        log.exception("the syncer failed")
+        return "failed"
+    log.info("%s: %s", outcome.status, outcome.reason)
+    return outcome.status
+
+
+def _summarize(settings: SyncerSettings, status: str) -> None:
+    from dd_lightning.report.summary import summarize, write_summary
+
+    tape = read_tape(settings.run_dir / TAPE)
+    write_summary(settings.run_dir, summarize(tape, status=status))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

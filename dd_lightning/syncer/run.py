@@ -1,0 +1,272 @@
+"""One start of the syncer, open to close: lock, tape, channel, store, server thread, Trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from dd_lightning.protocol.actions import Done
+from dd_lightning.protocol.messages import PROTOCOL_VERSION
+from dd_lightning.protocol.syncer_core import SyncerCore
+from dd_lightning.protocol.tape import SCHEMA, TapeWriter, read_tape
+from dd_lightning.syncer.checkpoint import (
+    CheckpointWriter,
+    SyncerCheckpoint,
+    newest_checkpoint,
+    parameters_sha256,
+    read_checkpoint,
+)
+from dd_lightning.syncer.lock import RunLock
+from dd_lightning.syncer.module import SyncerModule
+from dd_lightning.syncer.payload import encode_values
+from dd_lightning.syncer.server import SyncerServer
+from dd_lightning.syncer.settings import TAPE, SyncerSettings, check_listen, with_run_id
+from dd_lightning.syncer.stream import STREAM_WAIT_S, RoundStream
+from dd_lightning.syncer.telemetry import TapeFeed, package_versions, without_paths
+from dd_lightning.syncer.trainer import make_trainer
+from dd_lightning.transport.rendezvous import StoreServer, serve_store
+from dd_lightning.transport.syncer_channel import SyncerChannel
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Signals(Callback):
+    """SIGINT and SIGTERM ask the server to end; Lightning alone would end `fit` at once."""
+
+    def __init__(self, stop: Callable[[str], None]) -> None:
+        self._stop = stop
+
+    def install(self) -> None:
+        """Take the signals."""
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning has put its own handlers in by now."""
+        self.install()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self._stop(signal.Signals(number).name)
+
+
+class SyncerRun:
+    """Holds what one start has open.
+
+    Raises:
+        ValueError: another syncer runs this run, or the checkpoint does not fit the settings.
+    """
+
+    def __init__(self, settings: SyncerSettings, close: contextlib.ExitStack) -> None:
+        self._settings = settings
+        self._folder = settings.run_dir / "syncer"
+        self.lock = RunLock(self._folder)
+        close.callback(self.lock.release)
+        self._restored = self._read_restored()
+        run_id = self._restored.state["run_id"] if self._restored else settings.config.run_id
+        self.config = with_run_id(settings.config, run_id or uuid.uuid4().hex[:12])
+        self._channel, self._store = self._listen(close)  # before anything of a run is written
+        self._start_clock()
+        self._feed = self._open_tape(close)
+        self.core = SyncerCore(
+            self.config,
+            run_id=self.config.run_id,
+            epoch=self.lock.epoch,
+            restored=self._restored.state["core"] if self._restored else None,
+        )
+        self._stream = RoundStream(self.config.algorithm.fragments + 2)
+        self._module = self._restored_module()
+        self.server = SyncerServer(
+            self.core, self._channel, self._stream, self._feed, self.clock, self._folder,
+            self._restored_payloads(),
+        )  # fmt: skip
+        self._signals = _Signals(self.server.request_stop)
+
+    @property
+    def address(self) -> str:
+        """Where learners find the run."""
+        return self._store.address
+
+    def clock(self) -> float:
+        """Seconds since the run's start, over all its epochs."""
+        return self._clock_offset_s + time.monotonic() - self._started_s
+
+    def execute(self) -> Done:
+        """Serve until the run is over; write its end. Errors of either thread are raised."""
+        self._signals.install()
+        for sentence in self.config.cautions():
+            log.warning("%s", sentence)
+            self._feed.write("warning", self.clock(), {"text": sentence})
+        self.server.start()
+        status = "failed"
+        try:
+            self._train()
+            if self.server.error is not None:
+                raise self.server.error
+            assert self.server.outcome is not None  # the thread has ended without an error
+            status = self.server.outcome.status
+            return self.server.outcome
+        finally:
+            self._write_end(status)
+
+    def _train(self) -> None:
+        """`Trainer.fit` from the moment Θ is known until the server thread has ended."""
+        timeout_s = self.config.timeouts.shutdown
+        try:
+            while not self.server.ready.wait(STREAM_WAIT_S):
+                pass  # bounded, so that signals are seen; the server watches its own timeouts
+            if self.core.run.initialized and self.server.error is None:
+                self._fit()
+        except Exception as error:
+            self.server.abort(error)
+            # what the server ended the stream with is its own to report
+            outcome = self.server.outcome if self.server.join(timeout_s) else None
+            if outcome is None or outcome.status == "failed":
+                raise
+        if not self.server.join(timeout_s):
+            raise TimeoutError(f"the server thread has not ended in {timeout_s} s")
+
+    def _fit(self) -> None:
+        if self._module is None:
+            self._module = self._fresh_module()
+        writer = CheckpointWriter(
+            self._folder, self.config.checkpoint_keep, self.lock.check, self.server.deliver
+        )
+        trainer = make_trainer(self._folder, [self._signals, writer])
+        path = str(self._restored.path) if self._restored else None
+        trainer.fit(self._module, self._stream, ckpt_path=path, weights_only=True)
+
+    # ------------------------------------------------------------------ Θ
+
+    def _fresh_module(self) -> SyncerModule:
+        layout = self.core.run.layout
+        assert layout is not None  # Θ is known, so it is
+        shapes = {tensor.name: tensor.shape for tensor in layout.tensors}
+        values: dict[str, Any] = {}
+        for published in self.server.published.values():
+            values |= published.tensors(shapes)
+        versions = [(self.lock.epoch, 0)] * layout.num_fragments
+        return SyncerModule(
+            layout, values, self.config, versions, self.server.deliver, self._keep_versions
+        )
+
+    def _read_restored(self) -> SyncerCheckpoint | None:
+        if not self._settings.resume:
+            return None
+        path = newest_checkpoint(self._folder, verify=True)
+        if path is None:
+            raise ValueError(
+                f"--run-dir is {str(self._settings.run_dir)!r}; allowed: with --resume, a run with "
+                "a whole checkpoint. All that are there are torn."
+            )
+        return read_checkpoint(path)
+
+    def _restored_module(self) -> SyncerModule | None:
+        if self._restored is None:
+            return None
+        return SyncerModule(
+            self._restored.layout,
+            self._restored.values,
+            self.config,
+            self.core.run.versions,
+            lambda merged: self.server.deliver(merged),
+            self._keep_versions,
+        )
+
+    def _restored_payloads(self) -> dict[int, Any]:
+        if self._restored is None:
+            return {}
+        values = self._restored.values
+        return {
+            index: encode_values({name: values[name] for name in names})
+            for index, names in enumerate(self._restored.layout.fragments)
+        }
+
+    def _keep_versions(self) -> bool:
+        return self.server.keep_versions
+
+    # ------------------------------------------------------------------ clock, tape, ports
+
+    def _start_clock(self) -> None:
+        """A restored run's clock goes on: by the wall clock, and never back behind its tape."""
+        started = self._folder / "started"
+        self._started_s = time.monotonic()
+        self._clock_offset_s = 0.0
+        if self._restored is None:
+            started.write_text(f"{time.time()}\n")
+            return
+        told = [event["t_s"] for event in read_tape(self._settings.run_dir / TAPE)]
+        since_s = time.time() - float(started.read_text())
+        self._clock_offset_s = max(since_s, *told[-1:], 0.0)
+
+    def _open_tape(self, close: contextlib.ExitStack) -> TapeFeed:
+        described = self._described()
+        listeners = []
+        if self._settings.aim is not None:
+            from dd_lightning.report.aim_log import AimRunLog
+
+            aim = AimRunLog(
+                self._settings.aim, self._settings.aim_experiment, self.config.run_id, described
+            )
+            close.callback(aim.close)
+            listeners.append(aim.event)
+        tape = TapeWriter(self._settings.run_dir / TAPE)
+        close.callback(tape.close)
+        feed = TapeFeed(tape, listeners)
+        if self._restored is None:
+            fields = {"schema": SCHEMA, "config": described, "seed": self.config.seed}
+            feed.write("run", 0.0, fields | {"versions": package_versions()})
+        return feed
+
+    def _described(self) -> Mapping[str, Any]:
+        """The launcher's configuration where there is one, else ours."""
+        file = self._settings.run_dir / "config.yaml"
+        found = yaml.safe_load(file.read_text()) if file.is_file() else None
+        if not isinstance(found, dict):
+            found = {"mode": "processes", **self.config.to_dict(), "run_id": ""}
+        return without_paths(found)
+
+    def _listen(self, close: contextlib.ExitStack) -> tuple[SyncerChannel, StoreServer]:
+        """Bind; a resumed syncer takes its old ports, so that learners find it again."""
+        config = self.config
+        host, port = check_listen(self._settings.listen, config.insecure)
+        ports_file = self._folder / "ports.json"
+        old = json.loads(ports_file.read_text()) if self._restored and ports_file.exists() else {}
+        channel = SyncerChannel(
+            host, old.get("channel", 0), max_message_bytes=config.max_message_mib << 20
+        )
+        close.callback(channel.close)
+        values = {
+            "dd/protocol": str(PROTOCOL_VERSION),
+            "dd/run_id": config.run_id,
+            "dd/channel_port": str(channel.port),
+            "dd/key_fingerprint": "",
+            "dd/advertise": config.advertise or "",
+        }
+        listen = f"tcp://{host}:{port or old.get('store', 0)}"
+        store = serve_store(listen, values, insecure=config.insecure)
+        close.callback(store.close)
+        ports = {"store": int(store.address.rpartition(":")[2]), "channel": channel.port}
+        ports_file.write_text(json.dumps(ports | {"pid": os.getpid()}))
+        return channel, store
+
+    def _write_end(self, status: str) -> None:
+        """The server thread has ended (or is lost): this thread is the tape's writer now."""
+        digest = None
+        if self._module is not None:
+            digest = parameters_sha256(dict(self._module.theta.named_parameters()))
+        now = self.clock()
+        self._feed.write(
+            "run_end", now, {"status": status, "parameters_sha256": digest, "seconds": now}
+        )

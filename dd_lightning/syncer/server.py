@@ -1,0 +1,310 @@
+"""The server thread: channel events into the core, the core's actions out into the world.
+
+Only this thread touches the core and, until it has ended, the tape. It never waits for a merge:
+jobs go to the training thread by the stream, results come back by `deliver`. An error here ends
+`Trainer.fit` with it; an error in training (`abort`) lets the learners go and ends this thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from dd_lightning.algorithm import CODECS, dtype_from_name, resolve
+from dd_lightning.protocol.actions import (
+    Action,
+    CloseSession,
+    Done,
+    Merge,
+    Record,
+    Send,
+    SendFragment,
+    SetInitial,
+    Warn,
+    WriteCheckpoint,
+)
+from dd_lightning.protocol.messages import Contribution, Fragment, Initial, Join, Welcome
+from dd_lightning.protocol.syncer_core import SyncerCore
+from dd_lightning.syncer.checkpoint import Saved
+from dd_lightning.syncer.merger import Merged
+from dd_lightning.syncer.payload import Encoded, PayloadError, PayloadReader, encode_values
+from dd_lightning.syncer.stream import RoundStream
+from dd_lightning.syncer.telemetry import OddPeers, StatusFile, TapeFeed
+from dd_lightning.transport.syncer_channel import (
+    Arrival,
+    Disconnected,
+    Malformed,
+    SyncerChannel,
+)
+
+log = logging.getLogger(__name__)
+
+LONGEST_POLL_S = 0.25  # a signal's flag is seen within it
+SHORTEST_POLL_S = 0.001
+
+
+class SyncerServer:
+    """Drives one SyncerCore until it is done.
+
+    Args:
+        clock: seconds since the run's start.
+        folder: the run's `syncer/`, for status.json.
+        published: bytes of every fragment, of a restored core.
+    """
+
+    def __init__(
+        self,
+        core: SyncerCore,
+        channel: SyncerChannel,
+        stream: RoundStream,
+        feed: TapeFeed,
+        clock: Callable[[], float],
+        folder: Path,
+        published: dict[int, Encoded] | None = None,
+    ) -> None:
+        self.core = core
+        self.published = dict(published or {})
+        self.ready = threading.Event()  # Θ is known; or this thread has ended
+        self.keep_versions = (
+            resolve("codec", core.config.algorithm.codec, CODECS).encodes == "delta"
+        )
+        self.outcome: Done | None = None
+        self.error: BaseException | None = None
+        self._channel, self._stream, self._feed = channel, stream, feed
+        self._clock = clock
+        self._status = StatusFile(folder / "status.json")
+        self._odd = OddPeers(feed)
+        self._results: SimpleQueue[Merged | Saved] = SimpleQueue()
+        self._reader: PayloadReader | None = None
+        self._sessions: dict[tuple[str, int], str] = {}  # (learner, generation) to its session
+        self._stop_reason: str | None = None
+        self._stop_by_s: float | None = None
+        self._aborted: BaseException | None = None
+        self._checkpoint_due_s = 0.0
+        self._saved_merges = core.run.merges
+        self._thread = threading.Thread(target=self._run, name="syncer-server", daemon=True)
+
+    # ------------------------------------------------------------------ from other threads
+
+    def start(self) -> None:
+        """Start serving."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def deliver(self, result: Merged | Saved) -> None:
+        """A job is done (called in the training thread)."""
+        self._results.put(result)
+        self._channel.wake()
+
+    def request_stop(self, reason: str) -> None:
+        """Let everyone go and end; safe in a signal handler, which may interrupt anything."""
+        self._stop_reason = self._stop_reason or reason
+
+    def abort(self, error: BaseException) -> None:
+        """Training has failed: no job will be done any more."""
+        self._aborted = error
+        self._channel.wake()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self.error = error
+            self._stream.fail(error)
+        finally:
+            self.ready.set()
+
+    def _loop(self) -> None:
+        now = self._clock()
+        self._ready_if_initialized()
+        self._carry_out(now)
+        while self.outcome is None:
+            for event in self._channel.poll(self._poll_s(now)):
+                self._take_event(event)
+            self._take_results()
+            now = self._clock()
+            if self._aborted is not None:
+                self._give_up("failed", f"training failed: {self._aborted}", now)
+                break
+            self._stop_if_asked(now)
+            self._checkpoint_if_due(now)
+            self.core.tick(now)
+            self._carry_out(now)
+            if self._status.due(now):
+                self._write_status(now)
+        self._write_status(self._clock())
+        self._stream.end()
+
+    def _poll_s(self, now: float) -> float:
+        deadline = self.core.next_deadline(now)
+        wait_s = LONGEST_POLL_S if deadline is None else deadline - now
+        return min(max(wait_s, SHORTEST_POLL_S), LONGEST_POLL_S)
+
+    def _take_event(self, event: Arrival | Disconnected | Malformed) -> None:
+        now = self._clock()
+        if isinstance(event, Arrival):
+            self._receive(event, now)
+        elif isinstance(event, Disconnected):
+            self.core.disconnected(event.session, now)
+        else:
+            self._odd.saw(event.peer, event.reason, now)
+        self._carry_out(now)
+
+    def _receive(self, arrival: Arrival, now: float) -> None:
+        message, payload = arrival.message, None
+        known = arrival.session in self.core.run.sessions and self.core.run.layout is not None
+        if isinstance(message, Initial | Contribution) and known:
+            try:
+                payload = self._payload_reader().decode(
+                    message.fragment,
+                    message.payload,
+                    arrival.payload,
+                    whole=isinstance(message, Initial),
+                )
+            except PayloadError as error:
+                log.warning("payload refused: %s", error)
+                self.core.refuse_payload(arrival.session, message, error.reason, now)
+                return
+        if isinstance(message, Join) and _is_16_bit(message.dtype):
+            self.keep_versions = True
+        peer = self._channel.peer_address(arrival.session) if isinstance(message, Join) else ""
+        self.core.receive(arrival.session, message, now, payload, peer)
+
+    def _payload_reader(self) -> PayloadReader:
+        if self._reader is None:
+            assert self.core.run.layout is not None  # the callers look
+            codec = resolve("codec", self.core.config.algorithm.codec, CODECS)
+            self._reader = PayloadReader(self.core.run.layout, codec)
+        return self._reader
+
+    def _take_results(self) -> None:
+        while True:
+            try:
+                result = self._results.get_nowait()
+            except Empty:
+                return
+            now = self._clock()
+            if isinstance(result, Merged):
+                self.published[result.job.fragment] = result.published
+                self.core.merged(result.job, result.result, now)
+            else:
+                self._saved(result, now)
+            self._carry_out(now)
+
+    def _saved(self, saved: Saved, now: float) -> None:
+        state = saved.job.state
+        fields = {name: state[name] for name in ("epoch", "tokens_merged", "versions", "merges")}
+        self._feed.write("checkpoint", now, fields | {"file": saved.file})
+        self._feed.sync()
+        self._saved_merges = state["merges"]
+        self._checkpoint_due_s = now + self.core.config.checkpoint_every_s
+        self.core.checkpointed(state, now)
+
+    def _checkpoint_if_due(self, now: float) -> None:
+        if now >= self._checkpoint_due_s and self.core.run.merges > self._saved_merges:
+            self._checkpoint_due_s = now + self.core.config.checkpoint_every_s
+            self.core.request_checkpoint(now)
+
+    # ------------------------------------------------------------------ ends
+
+    def _stop_if_asked(self, now: float) -> None:
+        timeout_s = self.core.config.timeouts.shutdown
+        if self._stop_reason is not None and self._stop_by_s is None:
+            self._stop_by_s = now + timeout_s
+            self.core.stop(self._stop_reason, now)
+        elif self._stop_by_s is not None and now >= self._stop_by_s:
+            log.error("the last checkpoint is not written %g s (timeouts.shutdown) after the stop; "
+                      "the one before it stands", timeout_s)  # fmt: skip
+            self._give_up("interrupted", f"{self._stop_reason}, without a last checkpoint", now)
+
+    def _give_up(self, status: str, reason: str, now: float) -> None:
+        """Let the learners go without any more jobs."""
+        self.core.stop(reason, now)
+        for action in self.core.take():
+            if not isinstance(action, Merge | WriteCheckpoint | Done):
+                self._act(action, now)
+        run = self.core.run
+        for learner in sorted({account.learner for account in run.accounts.values()}):
+            self._feed.write("ledger", now, {"learner": learner, "fragments": run.ledger(learner)})
+        self.outcome = Done(status, reason)
+        self._stream.fail(RuntimeError(reason))
+
+    # ------------------------------------------------------------------ actions out
+
+    def _carry_out(self, now: float) -> None:
+        while actions := self.core.take():
+            for action in actions:
+                self._act(action, now)
+
+    def _act(self, action: Action, now: float) -> None:
+        match action:
+            case Send(session, message):
+                if isinstance(message, Welcome):
+                    self._sessions[message.learner, message.generation] = session
+                self._channel.send(session, message)
+            case SendFragment():
+                self._send_fragment(action)
+            case Merge() | WriteCheckpoint():
+                self._stream.put(action)
+            case SetInitial(fragment, payload, _):
+                self.published[fragment] = encode_values(payload)
+                self.core.initialized(fragment, now)
+                self._ready_if_initialized()
+            case Record(event, fields):
+                self._record(event, fields, now)
+            case CloseSession(session):
+                self._channel.close_session(session)
+            case Warn(text):
+                log.warning("%s", text)
+            case Done():
+                self.outcome = action
+
+    def _ready_if_initialized(self) -> None:
+        if self.core.run.initialized:
+            self.ready.set()
+
+    def _send_fragment(self, action: SendFragment) -> None:
+        published = self.published[action.fragment]
+        message = Fragment(
+            generation=action.generation,
+            fragment=action.fragment,
+            version=action.version,
+            round=action.round,
+            merged_upto=action.merged_upto,
+            payload=published.payload,
+        )
+        self._channel.send(action.session, message, published.data)
+
+    def _record(self, event: str, fields: dict, now: float) -> None:
+        if event == "learner_stats":
+            up, down = self._wire_bytes(fields["learner"], fields["generation"])
+            fields = fields | {"bytes_up": up, "bytes_down": down}
+        self._feed.write(event, now, fields)
+
+    def _wire_bytes(self, learner: str, generation: int) -> tuple[int, int]:
+        session = self._sessions.get((learner, generation))
+        return (0, 0) if session is None else self._channel.wire_bytes(session)
+
+    def _write_status(self, now: float) -> None:
+        status = self.core.status(now)
+        for learner, row in status["learners"].items():
+            up, down = self._wire_bytes(learner, row["generation"])
+            row["bytes_up"], row["bytes_down"] = up, down
+        ended = {} if self.outcome is None else {"state": self.outcome.status}
+        self._status.write(status | {"malformed": self._odd.total} | ended, now)
+
+
+def _is_16_bit(dtype: str) -> bool:
+    try:
+        return dtype_from_name(dtype).itemsize == 2
+    except ValueError:
+        return False  # what it contributes is refused by its payload

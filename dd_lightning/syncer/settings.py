@@ -1,0 +1,151 @@
+"""Settings of `dd-lightning syncer`: the command line, the file, and overrides, all checked."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dd_lightning.algorithm import (
+    CODECS,
+    FRAGMENTERS,
+    MERGE_RULES,
+    check_choice,
+    check_outer,
+    refuse,
+    resolve,
+)
+from dd_lightning.algorithm.presets import PRESETS
+from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.syncer.checkpoint import checkpoints, newest_checkpoint
+
+TAPE = "tape.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncerSettings:
+    """What one start of the syncer is told."""
+
+    listen: str
+    run_dir: Path
+    resume: bool
+    config: SyncerConfig
+    aim: str | None
+    aim_experiment: str
+
+
+def parse(argv: list[str]) -> SyncerSettings:
+    """Parse and check everything; nothing is started or written.
+
+    Raises:
+        ValueError: a setting is wrong.
+        SystemExit: an unknown option, or --help.
+    """
+    arguments = _parser().parse_args(argv)
+    config = load_config(arguments.config, arguments.settings)
+    check_listen(arguments.listen, config.insecure)
+    _check_run_dir(arguments.run_dir, arguments.resume)
+    return SyncerSettings(
+        listen=arguments.listen,
+        run_dir=arguments.run_dir,
+        resume=arguments.resume,
+        config=config,
+        aim=arguments.aim,
+        aim_experiment=arguments.aim_experiment,
+    )
+
+
+def load_config(file: Path | None, overrides: list[str]) -> SyncerConfig:
+    """SyncerConfig from a YAML file and `key=value` overrides; `algorithm=NAME` is a preset.
+
+    Raises:
+        ValueError: the file is missing or no mapping, or a setting is wrong.
+    """
+    values = {} if file is None else _read(file)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise refuse("override", override, "key=value, such as algorithm.quorum=2")
+        if key == "algorithm":
+            check_choice("algorithm", value, PRESETS)
+            override = f"algorithm.preset={value}"
+        try:
+            values = OmegaConf.merge(values, OmegaConf.from_dotlist([override]))
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            fix = f"It does not fit what is there: {error}"
+            raise refuse("override", override, "key=value", fix) from error
+    plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
+    assert isinstance(plain, dict)  # `_read` looks
+    config = SyncerConfig.load(plain)
+    check_outer(config.algorithm.outer)
+    resolve("merge", config.algorithm.merge, MERGE_RULES)
+    resolve("codec", config.algorithm.codec, CODECS)
+    resolve("fragmentation", config.algorithm.fragmentation, FRAGMENTERS)
+    return config
+
+
+def check_listen(listen: str, insecure: bool) -> tuple[str, int]:
+    """(host, port) of tcp://HOST:PORT.
+
+    Raises:
+        ValueError: another form, or a host off loopback without `insecure`.
+    """
+    host, _, port = listen.removeprefix("tcp://").rpartition(":")
+    if not listen.startswith("tcp://") or not host or not port.isdecimal() or int(port) > 65535:
+        raise refuse("--listen", listen, "tcp://HOST:PORT, with port 0 for any free one")
+    if not host.startswith("127.") and host != "localhost" and not insecure:
+        fix = "Traffic is not encrypted: on a network you trust, give insecure=true."
+        raise refuse("--listen", listen, "a loopback address", fix)
+    return host, int(port)
+
+
+def with_run_id(config: SyncerConfig, run_id: str) -> SyncerConfig:
+    """The same settings under a run id."""
+    return msgspec.structs.replace(config, run_id=run_id)
+
+
+def _read(file: Path) -> Any:
+    if not file.is_file():
+        raise refuse("--config", str(file), "an existing YAML file")
+    try:
+        found = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise refuse("--config", str(file), "YAML", str(error)) from error
+    if not isinstance(found, dict | None):
+        raise refuse("--config", str(file), "a mapping of settings")
+    return found or {}
+
+
+def _check_run_dir(run_dir: Path, resume: bool) -> None:
+    syncer = run_dir / "syncer"
+    if run_dir.exists() and not run_dir.is_dir():
+        raise refuse("--run-dir", str(run_dir), "a folder, or a path where one can be made")
+    if not resume and ((run_dir / TAPE).exists() or checkpoints(syncer)):
+        fix = "To go on with that run, give --resume."
+        raise refuse("--run-dir", str(run_dir), "a folder that holds no run yet", fix)
+    if resume and newest_checkpoint(syncer) is None:
+        fix = "Leave --resume out to start a run in an empty folder."
+        raise refuse("--run-dir", str(run_dir), "with --resume, a run with a whole checkpoint", fix)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dd-lightning syncer",
+        description="Run the syncer of one run; learners dial in. Prints one JSON line with its "
+        "address once it can be reached, and ends with the run.",
+    )
+    add = parser.add_argument
+    add("--listen", default="tcp://127.0.0.1:0", help="tcp://HOST:PORT; port 0: any free one")
+    add("--run-dir", type=Path, required=True, help="folder of the run")
+    add("--config", type=Path, help="YAML file of settings (the keys of SyncerConfig)")
+    add("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    add("--aim", metavar="REPO", help="write the run to the Aim repository in this folder")
+    add("--aim-experiment", default="decoupled-diloco", help="Aim's name for such runs")
+    add("settings", nargs="*", help="key=value, such as algorithm=short_run learners=4")
+    return parser

@@ -1,0 +1,51 @@
+"""Settings of `dd-lightning syncer`: what is taken, and the one line for what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from dd_lightning.syncer.settings import TAPE, load_config, parse
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_file_a_preset_and_overrides(tmp_path) -> None:
+    file = tmp_path / "syncer.yaml"
+    file.write_text("learners: 3\nalgorithm: {fragments: 5}\n")
+    overrides = ["algorithm=short_run", "algorithm.quorum=2", "timeouts.lease=12"]
+    config = load_config(file, overrides)
+    assert (config.learners, config.algorithm.preset) == (3, "short_run")
+    assert config.algorithm.outer == {"lr": 0.7, "momentum": 0.3}
+    assert (config.algorithm.fragments, config.algorithm.quorum) == (5, 2)
+    assert config.timeouts.lease == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["algorithm.fragmets=3"], "algorithm.fragmets"),
+        (["algorithm=papr"], "papr"),
+        (["algorithm.quorum=0"], "algorithm.quorum"),
+        (["algorithm.outer.lr=-1"], "outer.lr"),
+        (["algorithm.merge=median"], "merge"),
+        (["algorithm.codec=int4"], "codec"),
+        (["algorithm.fragments=many"], "algorithm.fragments"),
+        (["learners"], "override"),
+        (["learners=3", "learners.x=1"], "learners"),
+        (["--config", "missing.yaml"], "--config"),
+        (["--listen", "127.0.0.1:0"], "--listen"),
+        (["--listen", "tcp://0.0.0.0:0"], "--listen"),
+        (["--listen", "tcp://127.0.0.1:70000"], "--listen"),
+        (["--resume"], "--run-dir"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path, arguments, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse(["--run-dir", str(tmp_path), *arguments])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_a_run_needs_resume(tmp_path) -> None:
+    (tmp_path / TAPE).touch()
+    with pytest.raises(ValueError, match="give --resume"):
+        parse(["--run-dir", str(tmp_path)])
