@@ -135,9 +135,7 @@ class TextDataModule(pl.LightningDataModule):
                 "the checkpoint's data position (%d batches) is not used: it belongs to another "
                 "stream (%s); this one starts at %d batches",
                 state_dict["batches"],
-                ", ".join(
-                    f"{name} {stored.get(name)} there, {ours[name]} here" for name in different
-                ),
+                "; ".join(different),
                 self.batches_consumed,
             )
             return

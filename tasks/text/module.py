@@ -26,9 +26,9 @@ class OptimizerConfig:
         weight_decay: on matrices only; norms are left alone.
     """
 
-    lr: float = 3e-3
+    lr: float = 4e-3
     schedule: str = "cosine"
-    warmup_steps: int = 50
+    warmup_steps: int = 30
     total_steps: int = 0
     final_ratio: float = 0.1
     weight_decay: float = 0.1
