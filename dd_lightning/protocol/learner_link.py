@@ -90,6 +90,7 @@ class LearnerLink:
         self._address, self._via = address, via
         self._started_s, self._connect_timeout_s = now, connect_timeout_s
         self._connect_by: float | None = now + connect_timeout_s  # None: loaded once
+        self._missing: set[int] | None = None  # fragments that have not arrived once
         self._join_sent_s = self._heard_s = now
         self._finish: Finish | None = None
         self._uploads: deque[Upload] = deque()
@@ -157,6 +158,8 @@ class LearnerLink:
         self.phase, self.generation, self.epoch = ATTACHED, welcome.generation, welcome.epoch
         self.run_id, self.fingerprint = welcome.run_id, welcome.fingerprint
         self.timeouts = SyncerConfig.load(welcome.config).timeouts
+        if self._missing is None:
+            self._missing = set(range(len(welcome.fragments)))
         if self._connect_by is not None:
             self._connect_by = now + self._connect_timeout_s
         self._actions.append(Deliver(welcome))
@@ -201,8 +204,6 @@ class LearnerLink:
     ) -> None:
         """What the learner holds after a boundary, and the step before it if there was one."""
         self._held = held
-        if held.versions:
-            self._connect_by = None
         urgent = self.progress.add(state, step_seconds, seconds_stepping, loss)
         if self.phase == ATTACHED and (urgent or self.progress.is_due(now)):
             self._send_progress(now)
@@ -238,6 +239,11 @@ class LearnerLink:
         self._drop(ENDED)
 
     # ------------------------------------------------------------------ uploads
+
+    @property
+    def has_uploads(self) -> bool:
+        """Whether something waits for the data channel."""
+        return bool(self._uploads)
 
     def next_upload(self) -> Upload | None:
         """The next contribution to encode and send; ask only when the data channel is free."""

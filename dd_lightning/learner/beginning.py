@@ -1,0 +1,94 @@
+"""Puts a learner's session together and joins the run with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dd_lightning.learner.comm import Channel, CommThread
+from dd_lightning.learner.session import LearnerSession
+from dd_lightning.learner.snapshots import ModelValues
+from dd_lightning.protocol.config import SyncerConfig, Timeouts
+from dd_lightning.protocol.learner_link import LearnerLink
+from dd_lightning.protocol.messages import Join
+
+if TYPE_CHECKING:
+    from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
+
+CHECKPOINT_KEY = "decoupled_diloco"
+
+
+def open_session(
+    strategy: DecoupledDiLoCoStrategy, trainer: Any, restored: Mapping[str, Any] | None
+) -> LearnerSession:
+    """Join the run; returns once admitted.
+
+    Raises:
+        ConnectionError: no syncer within the strategy's connect timeout, or it refused.
+    """
+    module = strategy.lightning_module
+    assert module is not None  # connected before any hook
+    values = ModelValues(module)
+    join = _join(strategy, trainer, values, restored)
+    identity = strategy.identity
+    link = LearnerLink(
+        join,
+        now=time.monotonic(),
+        address=identity.syncer,
+        connect_timeout_s=strategy.connect_timeout_s,
+        via=identity.via,
+    )
+    comm = CommThread(link, dialer(identity.syncer), values.infos)
+    session = LearnerSession(join, link, comm, values, lambda: trainer.received_sigterm)
+    try:
+        session.open()
+    except BaseException as error:
+        session.close(f"{type(error).__name__} while joining")
+        raise
+    return session
+
+
+def _join(
+    strategy: DecoupledDiLoCoStrategy,
+    trainer: Any,
+    values: ModelValues,
+    restored: Mapping[str, Any] | None,
+) -> Join:
+    step = int(restored["step"]) if restored else 0
+    return Join(
+        learner=strategy.identity.learner,
+        incarnation=uuid.uuid4().hex,
+        number=0,
+        takeover=strategy.takeover,
+        tensors=values.infos,
+        dtype=values.main_dtype,
+        step=step,
+        state_from="checkpoint" if restored else "cold",
+        state_step=step,
+        data_position=int(restored["data_position"]) if restored else 0,
+        data_slot=strategy.data_slot,
+        strategy=strategy.inner_name,
+        ranks=strategy.world_size if hasattr(strategy, "world_size") else 1,
+        max_steps=trainer.max_steps if trainer.max_steps > 0 else None,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+
+
+def dialer(address: str) -> Callable[[], Channel]:
+    """Makes channels to whatever syncer the rendezvous at `address` names now."""
+    # imported here: tests of the learner's side bring channels of their own
+    from dd_lightning.transport.learner_channel import LearnerChannel
+    from dd_lightning.transport.rendezvous import lookup
+
+    most_bytes = SyncerConfig().max_message_mib * 2**20
+
+    def dial() -> Channel:
+        found = lookup(address, timeout_s=Timeouts().store)
+        return LearnerChannel(found, max_message_bytes=most_bytes)
+
+    return dial

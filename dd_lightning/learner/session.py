@@ -1,0 +1,285 @@
+"""One learner's stay in a run, as its training thread sees it: join, load, step, hand in, leave.
+
+Knows nothing of Lightning. Nothing in a step waits, except under `wait: overlap`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dd_lightning.learner.comm import CommThread, Delivery
+from dd_lightning.learner.snapshots import ModelValues
+from dd_lightning.learner.step_clock import StepClock
+from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.protocol.held import Held, Snapshot
+from dd_lightning.protocol.learner_link import LearnerLink
+from dd_lightning.protocol.ledger import LearnerLedger, Outgoing
+from dd_lightning.protocol.messages import (
+    Checkpointed,
+    Closed,
+    FinishNow,
+    Fragment,
+    Join,
+    Pull,
+    Released,
+    SendInitial,
+    Verdict,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+SLICE_S = 0.2  # a wait looks so often whether the process is told to stop
+STATE_VERSION = 1
+
+
+class LearnerSession:
+    """Owns the ledger; the comm thread owns the link, which is reached by `comm.call` only.
+
+    Args:
+        told_to_stop: whether the process got SIGTERM; ends every wait.
+    """
+
+    def __init__(
+        self,
+        join: Join,
+        link: LearnerLink,
+        comm: CommThread,
+        values: ModelValues,
+        told_to_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.clock = StepClock()
+        self.config = SyncerConfig()
+        self.welcome: Welcome | None = None
+        self.finish_reason = ""  # told to finish, and why
+        self.reset_inner = False  # the inner optimizer is to forget its state
+        self._join, self._link, self._comm, self._values = join, link, comm, values
+        self._ledger: LearnerLedger | None = None
+        self._told_to_stop = told_to_stop
+        self._released = self._closed = False
+
+    # ------------------------------------------------------------------ beginning
+
+    def open(self) -> None:
+        """Join. Raises ConnectionError when no syncer was reached in time, or it refused."""
+        self._comm.start()
+        while self._ledger is None:
+            self._wait_for_delivery("joining")
+
+    def load(self) -> None:
+        """Take over Θ: every fragment once, before the first step. Raises as `open`."""
+        assert self._ledger is not None  # open() comes first
+        while not self._ledger.loaded:
+            self._wait_for_delivery("loading the parameters")
+            self._hand_over(self._ledger.boundary(self._comm.clock()))
+        self._report()
+
+    def now(self) -> float:
+        """Seconds of the session's clock."""
+        return self._comm.clock()
+
+    @property
+    def is_alone(self) -> bool:
+        """One planned learner: data and random numbers are to be those of a plain run."""
+        return self.config.learners == 1
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of the schedule that are done: a newcomer starts at the run's clock."""
+        assert self._ledger is not None and self.welcome is not None
+        newcomer = self._join.step == 0
+        return self._ledger.step + (self.welcome.start_step if newcomer else 0)
+
+    # ------------------------------------------------------------------ training
+
+    def step(self, tokens: int, loss: float | None) -> None:
+        """The boundary after an inner step: apply what has come, answer what was asked."""
+        ledger = self._ledger
+        assert ledger is not None
+        ledger.stepped(tokens)
+        self._drain()
+        out = ledger.boundary(self._comm.clock())
+        now = self._comm.clock()
+        seconds = self.clock.end(now)
+        waits = ledger.must_wait(now)
+        self._hand_over(out)
+        self._report("waiting" if waits else "training", seconds, loss)
+        if waits:
+            self._wait_for_round(ledger)
+
+    def _wait_for_round(self, ledger: LearnerLedger) -> None:
+        """`wait: overlap`; bounded by the ledger with `timeouts.round`."""
+        self.clock.leave_out(self._comm.clock())
+        while ledger.must_wait(self._comm.clock()) and not self._told_to_stop():
+            deadline = ledger.wait_deadline or 0.0
+            delivery = self._comm.next(min(SLICE_S, max(0.0, deadline - self._comm.clock())))
+            if delivery is not None:
+                self._take(delivery)
+                self._drain()
+            self._hand_over(ledger.boundary(self._comm.clock()))
+        self.clock.resume(self._comm.clock())
+        self._report("training")
+
+    def poll(self) -> None:
+        """After a step that did not count: raise what went wrong, hear what came."""
+        self._drain()
+
+    def pause(self) -> None:
+        """Validation begins: answer what can be answered, then be left out of rosters."""
+        if self._ledger is None or not self._ledger.loaded:
+            return
+        self.clock.leave_out(self._comm.clock())
+        self._drain()
+        self._hand_over(self._ledger.boundary(self._comm.clock(), unlimited=True))
+        self._report("paused")
+
+    def resume(self) -> None:
+        """Validation is over; training again from the next finished step."""
+        self.clock.resume(self._comm.clock())
+
+    # ------------------------------------------------------------------ end
+
+    def finish(self, reason: str = "done") -> None:
+        """Hand in what no merge has yet; bounded by `timeouts.flush`."""
+        ledger = self._ledger
+        assert ledger is not None
+        ledger.finish()
+        self._drain()
+        self._hand_over(ledger.boundary(self._comm.clock()))
+        self._comm.call(self._link.finish, ledger.held(), reason, self._comm.clock())
+        deadline = self._comm.clock() + self.config.timeouts.flush
+        while not self._released and not self._told_to_stop():
+            left = deadline - self._comm.clock()
+            if left <= 0:
+                warnings.warn(
+                    f"the syncer did not confirm the last contributions within timeouts.flush = "
+                    f"{self.config.timeouts.flush:g} s; what was not merged is lost.",
+                    stacklevel=2,
+                )
+                break
+            delivery = self._comm.next(min(SLICE_S, left))
+            if delivery is not None:
+                self._take(delivery)
+                self._drain()
+            self._hand_over(ledger.boundary(self._comm.clock()))
+
+    def close(self, reason: str) -> None:
+        """Leave: say goodbye and end the comm thread, within `timeouts.shutdown`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._comm.call(self._link.goodbye, reason)
+        if not self._comm.stop(self.config.timeouts.shutdown):
+            log.warning("the comm thread did not end within timeouts.shutdown")
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state(self, data_position: int) -> dict[str, Any]:
+        """Plain values for Lightning's checkpoint."""
+        assert self._ledger is not None
+        return {
+            "version": STATE_VERSION,
+            "learner": self._join.learner,
+            "run_id": "" if self.welcome is None else self.welcome.run_id,
+            "incarnation": self._join.incarnation,
+            "data_position": data_position,
+            **self._ledger.state_dict(),
+        }
+
+    def checkpointed(self, data_position: int) -> None:
+        """Lightning has written a checkpoint."""
+        assert self._ledger is not None
+        message = Checkpointed(generation=0, step=self._ledger.step, data_position=data_position)
+        self._comm.call(self._link.say, message)
+
+    # ------------------------------------------------------------------ pieces
+
+    def _wait_for_delivery(self, doing: str) -> None:
+        """One delivery or one slice of time; how long in all is the link's to bound."""
+        if self._told_to_stop():
+            raise InterruptedError(f"stopped by a signal while {doing}")
+        delivery = self._comm.next(SLICE_S)
+        if delivery is not None:
+            self._take(delivery)
+
+    def _drain(self) -> None:
+        while (delivery := self._comm.next(0.0)) is not None:
+            self._take(delivery)
+
+    def _take(self, delivery: Delivery) -> None:
+        message, ledger = delivery.message, self._ledger
+        if isinstance(message, Welcome):
+            self._welcomed(message)
+        elif ledger is None:
+            return
+        elif isinstance(message, Fragment):
+            assert delivery.tensors is not None  # decoded by the comm thread
+            ledger.on_fragment(message, delivery.tensors)
+        elif isinstance(message, Pull):
+            ledger.on_pull(message, delivery.arrived_s)
+        elif isinstance(message, Closed):
+            ledger.on_closed(message.fragment, message.round)
+        elif isinstance(message, SendInitial):
+            self._send_initial()
+        elif isinstance(message, Verdict):
+            self._refused(message, ledger)
+        elif isinstance(message, FinishNow):
+            self.finish_reason = message.reason or "told to finish"
+        elif isinstance(message, Released):
+            self._released = True
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if self._ledger is None:
+            self.welcome = welcome
+            self.config = SyncerConfig.load(welcome.config)
+            self._values.place(welcome.fragments)
+            self._ledger = LearnerLedger.from_config(
+                self._values,
+                self.config,
+                len(welcome.fragments),
+                deltas=self._comm.wants_deltas,
+                buffers=self._values.buffers,
+                step=self._join.step,
+            )
+        self._ledger.attach(welcome)
+        if welcome.send_initial:
+            self._send_initial()
+
+    def _send_initial(self) -> None:
+        assert self.welcome is not None
+        for fragment in range(len(self.welcome.fragments)):
+            self._comm.call(self._link.initial, fragment, self._values.read_whole(fragment))
+
+    def _refused(self, verdict: Verdict, ledger: LearnerLedger) -> None:
+        log.warning(
+            "round %d: the contribution of fragment %d was refused: %s",
+            verdict.round,
+            verdict.fragment,
+            verdict.reason,
+        )
+        if verdict.reload:
+            ledger.reload()
+            self.reset_inner = True
+
+    def _hand_over(self, out: Sequence[Outgoing]) -> None:
+        for item in out:
+            send = self._link.contribute if isinstance(item, Snapshot) else self._link.say
+            self._comm.call(send, item)
+
+    def _report(
+        self, state: str = "training", seconds: float | None = None, loss: float | None = None
+    ) -> None:
+        assert self._ledger is not None
+        held: Held = self._ledger.held()
+        self._comm.call(
+            self._link.report,
+            held,
+            self._comm.clock(),
+            state=state,
+            step_seconds=seconds,
+            seconds_stepping=self.clock.seconds_stepping,
+            loss=loss,
+        )

@@ -1,0 +1,307 @@
+"""The Lightning strategy: the user's own, plus one thing, the step boundary after `optimizer_step`.
+
+Only hooks are here; what happens in them is `session.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim import Optimizer
+
+from dd_lightning.learner.address import identify
+from dd_lightning.learner.beginning import CHECKPOINT_KEY, open_session
+from dd_lightning.learner.sampler import check_mode, sampler_kwargs
+from dd_lightning.learner.session import LearnerSession
+from dd_lightning.learner.single import inner_class
+from dd_lightning.learner.step_counter import StepCounter
+from dd_lightning.learner.tokens import TokenCounter
+
+
+class DecoupledDiLoCoStrategy(Strategy):
+    """Trains this Trainer's model as one learner of a Decoupled DiLoCo run.
+
+    What a failure costs: a syncer that is away, nothing (work is kept and handed in on its
+    return); a learner killed, its tokens since its last contribution.
+
+    Args:
+        syncer: address, "tcp://HOST:PORT"; default: DD_SYNCER.
+        learner: id in the run, the same after a restart; default: DD_LEARNER, else the host name.
+        inner: "auto", "ddp" or "single_device", or a strategy object of these classes whose
+            options are kept. "auto" takes the Trainer's one device.
+        key: of an encrypted channel; default: DD_KEY. Refused in this version.
+        tokens: tokens of a batch, where the module has no `count_tokens(batch)`; default: the
+            attention mask's sum, else the elements of `input_ids`, else the batch size.
+        data: "seed" (an order of its own), "shard" (disjoint parts) or "none", see `sampler.py`.
+        connect_timeout: bound on the first connection (seconds or timedelta), after which `fit`
+            raises ConnectionError. Later interruptions have no bound.
+        takeover: join although a living learner holds the id.
+        data_slot: part of the data in the run, 0 to max_learners - 1; default: the syncer's choice.
+
+    Raises:
+        ValueError: an argument that is not allowed, or more than one process in this learner.
+    """
+
+    def __new__(
+        cls, syncer: str | None = None, learner: Any = None, inner: Any = "auto", **_: Any
+    ) -> DecoupledDiLoCoStrategy:
+        if cls is not DecoupledDiLoCoStrategy:
+            return object.__new__(cls)  # unpickling, or a class below used directly
+        base = inner_class(inner)
+        strategy = object.__new__(_CLASSES[base])
+        if isinstance(inner, Strategy):
+            strategy.__dict__.update(vars(inner))  # every option of the user's strategy
+        else:
+            base.__init__(strategy)
+        strategy._has_inner = True
+        return strategy
+
+    def __init__(
+        self,
+        syncer: str | None = None,
+        learner: str | int | None = None,
+        inner: str | Strategy = "auto",
+        *,
+        key: str | None = None,
+        tokens: Callable[[Any], int] | None = None,
+        data: str = "seed",
+        connect_timeout: float | timedelta = 60.0,
+        takeover: bool = False,
+        data_slot: int | None = None,
+    ) -> None:
+        if not getattr(self, "_has_inner", False):
+            super().__init__()
+        seconds = connect_timeout
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
+        if not seconds > 0:
+            raise ValueError(f"connect_timeout is {connect_timeout!r}; allowed: seconds above 0.")
+        self.identity = identify(syncer, learner, key)
+        self.data = check_mode(data)
+        self.tokens, self.connect_timeout_s = tokens, float(seconds)
+        self.takeover, self.data_slot = takeover, data_slot
+        self._session: LearnerSession | None = None
+        self._restored: Mapping[str, Any] | None = None
+        self._counter: StepCounter | None = None
+
+    @property
+    def inner_name(self) -> str:
+        """Class name of the Lightning strategy that trains inside this learner."""
+        bases = [base for base in type(self).__mro__ if base.__module__.startswith("lightning.")]
+        return bases[0].__name__
+
+    # ------------------------------------------------------------------ beginning
+
+    def model_to_device(self) -> None:
+        """Then join: the last moment before optimizers (and with them the sampler) are set up."""
+        super().model_to_device()
+        trainer = self._trainer
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._session = open_session(self, trainer, self._restored)
+            if self._session.is_alone or self.data == "none":
+                self._leave_sampler_alone(trainer)
+
+    def _leave_sampler_alone(self, trainer: Any) -> None:
+        """Subclasses whose sampler Lightning would replace stop it from doing so."""
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        session = self._joined
+        self._counter = StepCounter(
+            TokenCounter(self.lightning_module, self.tokens),
+            self.optimizers,
+            getattr(self.precision_plugin, "scaler", None),
+            automatic=self._automatic,
+        )
+        if self._restored is not None:
+            self._counter.batches = int(self._restored.get("data_position", 0))
+        session.load()
+        self._stop_if_done()
+
+    # ------------------------------------------------------------------ training
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().training_step(*args, **kwargs)
+        if self._counter is not None and args:
+            self._counter.saw(args[0], output)
+        return output
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        if self._automatic:
+            self._boundary()
+        return output
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        if not self._automatic:
+            self._boundary()
+        session = self._joined
+        session.clock.begin(session.now())
+
+    def _boundary(self) -> None:
+        """After an optimizer step (under manual optimization: before the next batch)."""
+        session, counter = self._joined, self._counter
+        assert counter is not None  # made in on_train_start
+        if counter.has_stepped():
+            session.step(*counter.take())
+        else:
+            session.poll()
+        if session.reset_inner:
+            for optimizer in self.optimizers:
+                optimizer.state.clear()
+            session.reset_inner = False
+        self._stop_if_done()
+
+    def _stop_if_done(self) -> None:
+        trainer, session = self._trainer, self._joined
+        if session.finish_reason or 0 < trainer.max_steps <= session.steps:
+            trainer.should_stop = True
+
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        if self._is_training:
+            self._joined.pause()
+
+    def on_validation_end(self) -> None:
+        super().on_validation_end()
+        if self._is_training:
+            self._joined.resume()
+
+    # ------------------------------------------------------------------ end
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        if self._session is None:
+            return
+        if not self._automatic:
+            self._boundary()
+        self._session.finish(self._session.finish_reason or "done")
+        self._close("finished")
+
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        self._close(f"{type(exception).__name__}: {exception}"[:200])
+
+    def teardown(self) -> None:
+        self._close("teardown")
+        super().teardown()
+
+    def _close(self, reason: str) -> None:
+        """Idempotent, within `timeouts.shutdown`."""
+        session, self._session = self._session, None
+        if self._counter is not None:
+            self._counter.close()
+            self._counter = None
+        self._restored = None
+        if session is not None:
+            session.close(reason)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        position = 0 if self._counter is None else self._counter.batches
+        if self._session is not None:
+            checkpoint[CHECKPOINT_KEY] = self._session.state(position)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if self._session is not None:
+            self._session.checkpointed(position)
+
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
+        self._restored = checkpoint.pop(CHECKPOINT_KEY, None)
+        return checkpoint
+
+    # ------------------------------------------------------------------ pieces
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without threads and sockets."""
+        return {**self.__dict__, "_session": None, "_counter": None}
+
+    @property
+    def _trainer(self) -> Any:
+        assert self.lightning_module is not None  # connected before any hook
+        return self.lightning_module.trainer
+
+    @property
+    def _automatic(self) -> bool:
+        return bool(self.lightning_module and self.lightning_module.automatic_optimization)
+
+    @property
+    def _joined(self) -> LearnerSession:
+        assert self._session is not None  # joined in model_to_device, left in on_train_end
+        return self._session
+
+    @property
+    def _is_training(self) -> bool:
+        return self._session is not None and not self._trainer.sanity_checking
+
+
+class OneProcessStrategy(DecoupledDiLoCoStrategy, DDPStrategy):
+    """`inner="auto"` or "ddp": DDP's class without a process group, since there is one process.
+
+    Raises:
+        ValueError: the Trainer has more than one device or node (from its constructor).
+    """
+
+    @property
+    def inner_name(self) -> str:
+        return SingleDeviceStrategy.__name__  # what DDP without a group amounts to
+
+    def _configure_launcher(self) -> None:
+        world = self.num_nodes * self.num_processes
+        if world != 1:
+            raise ValueError(
+                f"this learner has {world} processes (devices × num_nodes); allowed: 1. Learners "
+                "that are groups (ddp, fsdp, fsdp2) come in a later version: use devices=1, and "
+                "start one learner per device."
+            )
+        self._launcher = None
+
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()  # no process group, and no reset of the seed: as on a single device
+
+    def setup(self, trainer: Any) -> None:
+        Strategy.setup(self, trainer)
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        inner = super().distributed_sampler_kwargs
+        welcome = None if self._session is None else self._session.welcome
+        if welcome is None:
+            return inner
+        return sampler_kwargs(
+            inner,
+            self.data,
+            training=self._trainer.training,
+            slot=welcome.data_slot,
+            slots=welcome.num_data_slots,
+            seed=self._session.config.seed,
+        )
+
+    def _leave_sampler_alone(self, trainer: Any) -> None:
+        trainer._accelerator_connector.use_distributed_sampler = False
+
+
+class OneDeviceStrategy(DecoupledDiLoCoStrategy, SingleDeviceStrategy):
+    """`inner="single_device"`: the sampler is never Lightning's, so `data` has no effect."""
+
+
+_CLASSES: dict[type[Strategy], type[DecoupledDiLoCoStrategy]] = {
+    DDPStrategy: OneProcessStrategy,
+    SingleDeviceStrategy: OneDeviceStrategy,
+}
