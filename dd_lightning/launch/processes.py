@@ -35,6 +35,7 @@ SCRUBBED = (
     "DD_SYNCER",
     "DD_LEARNER",
     "DD_VIA",
+    "DD_LAUNCHED",
 )
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -115,6 +116,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+        self.close_stdin()
 
     def tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """The log's last lines."""

@@ -56,7 +56,10 @@ class Roles:
         command = _python("-m", "dd_lightning.cli", "syncer")
         command += ["--listen", self.settings.launcher["listen"], "--run-dir", str(self.folder)]
         command += ["--config", str(self.folder / SYNCER_CONFIG)]
-        return self._child("syncer", command, self.folder / "syncer.log")
+        if aim := (self.settings.values["logger"] or {}).get("aim"):
+            command += ["--aim", aim["repo"], "--aim-experiment", aim["experiment"]]
+        launched = {"DD_LAUNCHED": "1"}  # the summary is the launcher's, who knows the evaluations
+        return self._child("syncer", command, self.folder / "syncer.log", launched)
 
     def syncer_ready(self, syncer: Child) -> None:
         """Wait until the syncer has printed its address.

@@ -157,6 +157,7 @@ class LocalRun:
         """Without it there is no validation loss, but the training itself goes on."""
         if self._evaluator is not None and self._evaluator.exit_code() is not None:
             self._problem(str(ChildFailed(self._evaluator)))
+            self._evaluator.kill()
             self._evaluator = None
 
     def _last_evaluation(self) -> None:

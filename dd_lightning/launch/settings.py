@@ -6,6 +6,7 @@ is a ValueError with the setting's name, what was given and what is allowed.
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -187,6 +188,13 @@ def _check_learners(values: Mapping[str, Any]) -> None:
 def _check_loggers(values: Mapping[str, Any]) -> None:
     loggers = checks.get(values, "logger")
     checks.known_keys(loggers or {}, LOGGERS, "logger.")
+    if "aim" in (loggers or {}):
+        if importlib.util.find_spec("aim") is None:
+            raise ValueError(
+                "logger is 'aim', whose package is missing; allowed: csv, or install it with "
+                "`pip install 'dd-lightning[aim]'`."
+            )
+        checks.known_keys(loggers["aim"], ("repo", "experiment"), "logger.aim.")
 
 
 def _check_algorithm(algorithm: Mapping[str, Any]) -> None:
