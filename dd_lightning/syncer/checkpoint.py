@@ -83,7 +83,7 @@ class CheckpointWriter(Callback):
             return
         self._check()
         file = f"step-{batch.state['epoch']}-{batch.state['merges']}.ckpt"
-        trainer.save_checkpoint(self._folder / file)
+        trainer.save_checkpoint(self._folder / file, weights_only=False)
         self._remove_old()
         self._deliver(Saved(batch, file))
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from syncer_jobs import config_of, contribution, job, layout_of, module_of, values_of
 
 from dd_lightning.protocol.actions import WriteCheckpoint
 from dd_lightning.syncer.checkpoint import (
@@ -24,6 +23,7 @@ from dd_lightning.syncer.lock import RunLock, RunLocked
 from dd_lightning.syncer.module import STATE_KEY, SyncerModule
 from dd_lightning.syncer.stream import RoundStream
 from dd_lightning.syncer.trainer import make_trainer
+from tests.syncer_jobs import config_of, contribution, job, layout_of, module_of, values_of
 
 pytestmark = pytest.mark.unit
 OUTER = {"lr": 0.7, "momentum": 0.9}

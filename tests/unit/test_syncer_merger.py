@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from syncer_jobs import config_of, contribution, job, layout_of, module_of, values_of
 
 from dd_lightning.algorithm import BFloat16Codec
+from tests.syncer_jobs import config_of, contribution, job, layout_of, module_of, values_of
 
 pytestmark = pytest.mark.unit
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from syncer_jobs import TENSORS, config_of, encode, layout_of, values_of
 
 from dd_lightning.algorithm import BFloat16Codec, NoCodec
 from dd_lightning.syncer.payload import PayloadError, PayloadReader, encode_values
+from tests.syncer_jobs import TENSORS, config_of, encode, layout_of, values_of
 
 pytestmark = pytest.mark.unit
 

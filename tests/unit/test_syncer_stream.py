@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
-from syncer_jobs import config_of, contribution, job, layout_of, module_of, values_of
 
 from dd_lightning.syncer.stream import RoundStream
 from dd_lightning.syncer.trainer import make_trainer
+from tests.syncer_jobs import config_of, contribution, job, layout_of, module_of, values_of
 
 pytestmark = pytest.mark.unit
 WAIT_S = 20.0

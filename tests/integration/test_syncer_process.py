@@ -1,0 +1,251 @@
+"""`dd-lightning syncer` as a process, with scripted learners over loopback sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from dd_lightning.transport.learner_channel import LearnerChannel
+from dd_lightning.transport.rendezvous import lookup
+
+from dd_lightning.protocol.tape import read_tape
+from dd_lightning.syncer.checkpoint import newest_checkpoint, parameters_sha256, read_checkpoint
+from tests.syncer_learner import ScriptedLearner
+
+pytestmark = pytest.mark.integration
+
+LOOKUP_S = 10.0
+RUN_S = 60.0
+END_S = 5.0  # what design.md allows after a signal
+FINISHED, WRONG, INTERRUPTED = 0, 2, 130
+SETTINGS = (
+    "learners=2",
+    "max_steps=40",
+    "algorithm=short_run",
+    "algorithm.fragments=2",
+    "algorithm.sync_every=6",
+    "algorithm.quorum=2",
+    "checkpoint_every_s=0.2",
+)
+
+
+class Syncer:
+    """The process, with its address once it listens."""
+
+    def __init__(self, run_dir: Path, *arguments: str) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment.pop("DD_LAUNCHED", None)
+        command = [sys.executable, "-m", "dd_lightning.syncer.command", "--run-dir", str(run_dir)]
+        with open(run_dir.parent / "syncer.err", "ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+            )
+        first = self.process.stdout.readline()
+        assert first, (run_dir.parent / "syncer.err").read_text()
+        self.address = json.loads(first)["listening"]
+
+    def end(self, timeout_s: float) -> int:
+        """Wait; the exit code. Nothing more may have been printed."""
+        rest, _ = self.process.communicate(timeout=timeout_s)
+        assert rest == ""
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts syncers of one run, and ends what a failed test leaves."""
+    started = []
+
+    def begin(*arguments: str) -> Syncer:
+        started.append(Syncer(tmp_path / "run", *arguments))
+        return started[-1]
+
+    yield begin
+    for syncer in started:
+        if syncer.process.poll() is None:
+            syncer.process.kill()
+            syncer.process.communicate(timeout=END_S)
+
+
+@pytest.fixture
+def learners():
+    """Learners on channels of their own; `ScriptedLearner`s that are not released fail."""
+    channels = []
+
+    def make(address: str, count: int, steps: int) -> list[ScriptedLearner]:
+        found = []
+        for index in range(count):
+            rendezvous = lookup(address, LOOKUP_S)
+            channels.append(LearnerChannel(rendezvous, max_message_bytes=1 << 24))
+            found.append(ScriptedLearner(channels[-1], str(index), steps))
+        return found
+
+    yield make
+    for channel in channels:
+        channel.close()
+
+
+def run_all(learners: list[ScriptedLearner]) -> list[threading.Thread]:
+    """Run each to its release in a thread, and leave then."""
+
+    def go(learner: ScriptedLearner) -> None:
+        learner.run(RUN_S)
+        learner.channel.close()
+
+    threads = [threading.Thread(target=go, args=(learner,)) for learner in learners]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def join_all(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(RUN_S)
+        assert not thread.is_alive()
+
+
+def tape_of(run_dir: Path) -> list[dict]:
+    return list(read_tape(run_dir / "tape.jsonl"))
+
+
+def kinds(events: list[dict], kind: str) -> list[dict]:
+    return [event for event in events if event["event"] == kind]
+
+
+def test_a_run_of_two_learners(tmp_path, start, learners) -> None:
+    syncer = start(*SETTINGS)
+    both = learners(syncer.address, 2, 40)
+    join_all(run_all(both))
+    assert syncer.end(RUN_S) == FINISHED
+    run_dir = tmp_path / "run"
+    events = tape_of(run_dir)
+    assert [event["event"] for event in events[:2]] == ["run", "syncer_start"]
+    merges = kinds(events, "merge")
+    assert len(merges) >= 8
+    assert any(set(merge["contributors"]) == {"0", "1"} for merge in merges)
+    for ledger in kinds(events, "ledger"):
+        for row in ledger["fragments"]:
+            assert row["processed"] == 400 == row["merged"] + row["lost"] + row["pending"]
+    stats = kinds(events, "learner_stats")[-1]
+    assert stats["bytes_up"] > 0 and stats["bytes_down"] > 0
+    end = events[-1]
+    assert (end["event"], end["status"]) == ("run_end", "finished")
+    found = read_checkpoint(newest_checkpoint(run_dir / "syncer", verify=True))
+    assert end["parameters_sha256"] == parameters_sha256(found.parameters)
+    assert found.state["core"]["merges"] == len(merges)
+    checkpoints = kinds(events, "checkpoint")
+    assert checkpoints[0]["file"] == "step-1-0.ckpt" and checkpoints[0]["tokens_merged"] == 0
+    assert (run_dir / "syncer" / "step-1-0.ckpt").exists()
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("finished", len(merges))
+    status = json.loads((run_dir / "syncer" / "status.json").read_text())
+    assert status["merges"] == len(merges)
+
+
+def test_sigterm_lets_learners_go_and_writes_the_last_checkpoint(tmp_path, start, learners) -> None:
+    syncer = start(*SETTINGS, "checkpoint_every_s=1000", "max_steps=100000")
+    both = learners(syncer.address, 2, 100_000)
+    threads = run_all(both)
+    merged = lambda: len(kinds(tape_of(tmp_path / "run"), "merge"))  # noqa: E731
+    while merged() < 4:
+        assert all(thread.is_alive() for thread in threads)
+    syncer.process.send_signal(signal.SIGTERM)
+    assert syncer.end(END_S) == INTERRUPTED
+    join_all(threads)
+    assert all(learner.told_to_finish == "SIGTERM" for learner in both)
+    events = tape_of(tmp_path / "run")
+    assert (events[-1]["event"], events[-1]["status"]) == ("run_end", "interrupted")
+    found = read_checkpoint(newest_checkpoint(tmp_path / "run" / "syncer", verify=True))
+    assert found.state["core"]["merges"] == len(kinds(events, "merge"))
+    assert events[-1]["parameters_sha256"] == parameters_sha256(found.parameters)
+
+
+def test_sigint_before_any_learner_ends_the_run(tmp_path, start) -> None:
+    syncer = start(*SETTINGS)
+    syncer.process.send_signal(signal.SIGINT)
+    assert syncer.end(END_S) == INTERRUPTED
+    end = tape_of(tmp_path / "run")[-1]
+    assert (end["status"], end["parameters_sha256"]) == ("interrupted", None)
+
+
+def test_a_killed_syncer_is_resumed_on_its_ports_in_a_new_epoch(tmp_path, start, learners) -> None:
+    syncer = start(*SETTINGS, "max_steps=100000", "timeouts.reanchor=2")
+    threads = run_all_until_lost(learners(syncer.address, 2, 100_000))
+    folder = tmp_path / "run" / "syncer"
+    while newest_checkpoint(folder) is None or newest_checkpoint(folder).name == "step-1-0.ckpt":
+        assert syncer.process.poll() is None
+    syncer.process.kill()
+    syncer.process.communicate(timeout=END_S)
+    join_all(threads)
+    kept = read_checkpoint(newest_checkpoint(folder, verify=True))
+    again = start(*SETTINGS, "--resume", "timeouts.reanchor=2")
+    assert again.address == syncer.address
+    join_all(run_all(learners(again.address, 2, 40)))
+    assert again.end(RUN_S) == FINISHED
+    events = tape_of(tmp_path / "run")
+    starts = kinds(events, "syncer_start")
+    assert [one["epoch"] for one in starts] == [1, 2]
+    assert starts[1]["versions"] == [[2, n] for _, n in kept.state["versions"]]
+    later = [merge for merge in kinds(events, "merge") if merge["epoch"] == 2]
+    assert [merge["reanchor"] for merge in later[:1]] == [True]
+    assert [event["t_s"] for event in starts] == sorted(event["t_s"] for event in starts)
+    assert len(kinds(events, "run")) == 1
+    assert events[-1]["status"] == "finished"
+
+
+def run_all_until_lost(learners: list[ScriptedLearner]) -> list[threading.Thread]:
+    """Run each until the syncer is gone."""
+
+    def go(learner: ScriptedLearner) -> None:
+        with pytest.raises(ConnectionError):
+            learner.run(RUN_S)
+
+    threads = [threading.Thread(target=go, args=(learner,)) for learner in learners]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_a_second_syncer_of_the_run_is_refused(tmp_path, start, learners) -> None:
+    syncer = start(*SETTINGS)
+    both = learners(syncer.address, 2, 40)
+    threads = run_all(both)
+    while newest_checkpoint(tmp_path / "run" / "syncer") is None:
+        assert syncer.process.poll() is None
+    for arguments, said in ((("--resume",), "whose syncer is running"), ((), "give --resume")):
+        code, error = refused("--run-dir", str(tmp_path / "run"), *SETTINGS, *arguments)
+        assert code == WRONG and said in error
+    join_all(threads)
+    assert syncer.end(RUN_S) == FINISHED
+    assert len(kinds(tape_of(tmp_path / "run"), "syncer_start")) == 1
+
+
+def test_a_wrong_setting_is_one_line_and_nothing_is_written(tmp_path) -> None:
+    code, error = refused("--run-dir", str(tmp_path / "run"), "algorithm.quorum=5", "learners=2")
+    assert code == WRONG
+    assert error.startswith("algorithm.quorum is 5; allowed:") and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    """(exit code, stderr) of a syncer that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dd_lightning.syncer.command", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
