@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from dd_lightning.launch.settings import learner_values
 from dd_lightning.launch.step_floor import StepFloor
-from dd_lightning.launch.task import build_data, build_module
+from dd_lightning.launch.task import build_data, build_module, takes_slots
 from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
 
 CHECKPOINTS = "checkpoints"
@@ -45,7 +45,13 @@ def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) ->
     trainer = pl.Trainer(
         **values["trainer"],
         devices=values["learner"]["devices"],
-        strategy=DecoupledDiLoCoStrategy(syncer, learner=learner),
+        strategy=DecoupledDiLoCoStrategy(
+            syncer,
+            learner=learner,
+            data="none" if takes_slots(values) else "shard",
+            connect_timeout=values["timeouts"]["connect"],
+            data_slot=int(learner),
+        ),
         default_root_dir=str(folder),
         logger=_logger(values["logger"], folder),
         callbacks=_callbacks(values, folder),

@@ -31,16 +31,19 @@ def build_data(
 ) -> pl.LightningDataModule:
     """The data of `task.data`, for one learner's share of it.
 
-    A datamodule that takes no `data_slot` is built without: the strategy then separates the
-    learners' data by its own sampler.
+    A datamodule that takes no `data_slot` is built without (see `takes_slots`).
 
     Raises:
         ValueError: a setting that the datamodule refuses.
     """
     share = {"data_slot": data_slot, "num_data_slots": num_data_slots}
+    return _build(values, "task.data", **(share if takes_slots(values) else {}))
+
+
+def takes_slots(values: Mapping[str, Any]) -> bool:
+    """Whether the datamodule separates the learners' data itself, else the strategy must."""
     target = get_class(checks.get(values, "task.data._target_"))
-    takes = inspect.signature(target).parameters
-    return _build(values, "task.data", **(share if share.keys() <= takes.keys() else {}))
+    return {"data_slot", "num_data_slots"} <= inspect.signature(target).parameters.keys()
 
 
 def check_task(values: Mapping[str, Any], num_data_slots: int) -> pl.LightningDataModule:
