@@ -36,6 +36,7 @@ from dd_lightning.syncer.payload import NON_FINITE, Encoded, encode_values
 from dd_lightning.syncer.theta import Theta
 
 KEPT_VERSIONS = 4
+NORM_CHUNK = 1 << 18  # elements
 GUARD_LEAST = 3  # contributions below which a median says nothing about an outlier
 UNKNOWN_BASE = "base"
 NORM = "norm"
@@ -203,7 +204,8 @@ class Merger:
         )
         for name, parameter in parameters.items():
             parameter.grad = merged[name].to(parameter.dtype)
-        return agreement, _norm(merged)
+        outer_norm = candidates[0].norm if len(candidates) == 1 else _norm(merged)
+        return agreement, outer_norm
 
     def _reanchor(
         self,
@@ -254,10 +256,12 @@ class Merger:
 
 
 def _norm(tensors: Mapping[str, Tensor]) -> float:
-    """Norm over all tensors together, in float64."""
-    return math.sqrt(
-        sum(
-            float(torch.linalg.vector_norm(tensors[name], dtype=torch.float64)) ** 2
-            for name in sorted(tensors)
-        )
-    )
+    """Norm over all tensors together, in float64, in name order."""
+    # by chunks that stay in the cache: widening a whole tensor first takes nine times as long
+    wide = torch.empty(NORM_CHUNK, dtype=torch.float64)
+    total = 0.0
+    for name in sorted(tensors):
+        for chunk in tensors[name].reshape(-1).split(NORM_CHUNK):
+            part = wide[: chunk.numel()].copy_(chunk)
+            total += float(torch.dot(part, part))
+    return math.sqrt(total)
