@@ -6,12 +6,15 @@ The syncer's process has been the tape's writer; it is gone, so this one follows
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from dd_lightning.protocol.tape import TapeWriter, read_tape
 from dd_lightning.report.read import EVALUATIONS, SUMMARY, TAPE, read_evaluations, report_run
 from dd_lightning.report.summary import summarize, write_summary
+
+log = logging.getLogger(__name__)
 
 
 def finish_run(folder: Path, status: str, draw: bool = True) -> float | None:
@@ -29,7 +32,10 @@ def finish_run(folder: Path, status: str, draw: bool = True) -> float | None:
         return None  # the syncer did not get so far; its log says why
     _complete(path, folder / EVALUATIONS, status)
     if draw:
-        report_run(folder)
+        try:
+            report_run(folder)
+        except ImportError as error:  # the summary is written by then
+            log.warning("no figures and no report.html: %s", error)
     else:
         write_summary(folder, summarize(read_tape(path)))
     return json.loads((folder / SUMMARY).read_text())["loss"]["validation"]

@@ -70,7 +70,7 @@ class LocalRun:
                 self._start()
                 self._watch()
                 self._last_evaluation()
-            except ChildFailed as error:
+            except (ChildFailed, OSError) as error:  # OSError: the syncer's store did not answer
                 self._fail(str(error))
             finally:
                 self._end()
