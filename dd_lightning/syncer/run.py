@@ -47,15 +47,25 @@ class _Signals(Callback):
 
     def __init__(self, stop: Callable[[str], None]) -> None:
         self._stop = stop
+        self._before: dict[int, Any] = {}
 
-    def install(self) -> None:
+    def __enter__(self) -> None:
         """Take the signals."""
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        self._install()
+
+    def __exit__(self, *error: object) -> None:
+        """Give them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _install(self) -> None:
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning has put its own handlers in by now."""
-        self.install()
+        self._install()
 
     def _handle(self, number: int, frame: Any) -> None:
         self._stop(signal.Signals(number).name)
@@ -104,14 +114,14 @@ class SyncerRun:
 
     def execute(self) -> Done:
         """Serve until the run is over; write its end. Errors of either thread are raised."""
-        self._signals.install()
         for sentence in self.config.cautions():
             log.warning("%s", sentence)
             self._feed.write("warning", self.clock(), {"text": sentence})
-        self.server.start()
         status = "failed"
         try:
-            self._train()
+            with self._signals:
+                self.server.start()
+                self._train()
             if self.server.error is not None:
                 raise self.server.error
             assert self.server.outcome is not None  # the thread has ended without an error
