@@ -21,7 +21,7 @@ from dd_lightning.protocol.messages import (
     encode,
 )
 from dd_lightning.protocol.syncer_core import SyncerCore
-from dd_lightning.syncer.merger import Merger, digest_of
+from dd_lightning.syncer.merger import Merger
 from dd_lightning.syncer.payload import PayloadError, PayloadReader
 from dd_lightning.syncer.theta import Theta
 
@@ -116,9 +116,7 @@ class MemorySyncer:
             except PayloadError as error:
                 self.core.refuse_payload(channel.session, message, error.reason, self.now())
             else:
-                self.core.receive(
-                    channel.session, message, self.now(), payload, self.peer_address
-                )
+                self.core.receive(channel.session, message, self.now(), payload, self.peer_address)
             self._carry_out()
             return True
 
@@ -203,6 +201,7 @@ class MemorySyncer:
     def _done(self, action):
         self.done = True
 
-    def digest(self, fragment):
+    def parameters(self):
+        """Copies of Θ by name."""
         with self._lock:
-            return digest_of(self.merger.published(fragment))
+            return {n: p.detach().clone() for n, p in self.theta.root.named_parameters()}

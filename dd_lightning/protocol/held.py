@@ -91,6 +91,7 @@ class FragmentState:
     arrived: tuple[Fragment, Mapping[str, Tensor]] | None = None
     asked: Asked | None = None
     awaited: tuple[RoundKey, int] | None = None  # wait: overlap: round, step of its snapshot
+    handed_in: bool = False  # asked after the last step: the values stay as it left them
     reload: bool = False  # the next fragment is taken as it is, newer or not
 
     @property

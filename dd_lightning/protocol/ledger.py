@@ -253,22 +253,28 @@ class LearnerLedger:
         fresh = state.version == NOTHING_HELD or state.reload
         if not fresh and self.apply == "rebase" and state.base is not None:
             current = self.values.read(index)
-            self.values.write(index, rebased(current, state.base, arrived, self.buffers))
+            self._put(index, state, rebased(current, state.base, arrived, self.buffers))
             if state.snapshot is not None:  # undecided: what comes after it moves with it
                 moved = rebased(state.snapshot.reference, state.base, arrived, self.buffers)
                 state.snapshot = replace(state.snapshot, reference=moved)
         elif not fresh and self.apply == "mix":
-            self.values.write(index, mixed(self.values.read(index), arrived, self.mix_alpha))
+            self._put(index, state, mixed(self.values.read(index), arrived, self.mix_alpha))
             state.tokens = int(self.mix_alpha * state.tokens)
             # a token that is kept was trained in some step; without tokens there is no step
             state.steps = -int(-self.mix_alpha * state.steps // 1) if state.tokens else 0
         else:
-            self.values.write(index, arrived)
+            self._put(index, state, arrived)
             state.steps = state.tokens = 0
         if self.apply == "rebase" or self.deltas:
             cast = {name: t.to(self.values.dtype(name)) for name, t in arrived.items()}
             state.base = cast if self.apply == "rebase" else None
             state.anchor = cast if self.deltas else None
+
+    def _put(self, index: int, state: FragmentState, tensors: Mapping[str, Tensor]) -> None:
+        """Not after the last step, unless a snapshot is still to build on it: training ends with
+        what its last step left, whoever finishes first."""
+        if not (state.handed_in or (self.finishing and self.apply == "overwrite")):
+            self.values.write(index, tensors)
 
     def _take_unasked(self) -> list[Outgoing]:
         """Snapshots at this learner's own step of each round, `wait: overlap`."""
@@ -307,11 +313,11 @@ class LearnerLedger:
                 state.asked = None
                 out.append(state.snapshot_again(pull))
             elif pull.final and not state.holds_work:
-                state.asked = None
+                state.asked, state.handed_in = None, True
                 out.append(self._nothing(pull))
             elif self._is_ready(state, pull) and (limit is None or taken < limit):
                 taken += 1
-                state.asked = None
+                state.asked, state.handed_in = None, self.finishing
                 waited = now - question.arrived_s
                 out.append(
                     self._snapshot(index, key, waited, final=pull.final, as_values=pull.values)

@@ -250,6 +250,7 @@ def test_finals_are_answered_and_nothing_overwrites_them_before_they_are_settled
     assert (answer[0].round, answer[0].odometer) == (3, 10)
     ledger.on_pull(pull(2, 1, base=(1, 1), final=True), 0.0)  # its round has merged already
     assert [type(a) for a in ledger.boundary(0.0)] == [Applied]  # fragment 0, settled now
+    assert values.tensors[0]["p0"].item() == 1.0  # the module stays as the training left it
     ledger.on_pull(pull(4, 1, base=(1, 1), final=True), 0.0)
     assert only(ledger.boundary(0.0), Nothing).fragment == 1
 

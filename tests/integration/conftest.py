@@ -1,0 +1,20 @@
+"""Fixtures that several integration tests share."""
+
+import contextlib
+
+import pytest
+
+from tests.memory_syncer import MemorySyncer
+
+
+@pytest.fixture
+def syncer(monkeypatch):
+    """Makes a syncer of a configuration; every strategy of the test then reaches it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(config, **options):
+            running = MemorySyncer(config, **options)
+            monkeypatch.setattr("dd_lightning.learner.beginning.dialer", lambda _: running.dial)
+            return stack.enter_context(running.running())
+
+        yield start
