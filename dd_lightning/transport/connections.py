@@ -1,0 +1,106 @@
+"""Which TCP connection of a ROUTER carries which session, by file descriptor.
+
+ZeroMQ hides disconnects: only the socket monitor tells, by descriptor, and descriptors are used
+again. So the order matters: the monitor is drained before a new identity is bound, and a
+connection that closed unnamed is kept until every frame received before has been read.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import zmq
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One accepted TCP connection; `identity` is None until its first frame has been read."""
+
+    fd: int
+    peer: str  # host:port, or "unknown" if it was gone before we could ask
+    identity: bytes | None = None
+    closed: bool = False
+
+
+class Connections:
+    """The connections of one ROUTER socket, from its monitor events."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Connection] = {}
+        self._unnamed: list[Connection] = []  # closed before their first frame was read
+
+    def feed(self, events: list[tuple[zmq.Event, int]]) -> list[Connection]:
+        """Takes monitor events in order; returns the named connections that have closed."""
+        closed = []
+        for event, fd in events:
+            # an ACCEPTED without a close before it would mean a lost event: the old one is gone
+            old = self._open.pop(fd, None)
+            if old is not None:
+                old.closed = True
+                (self._unnamed if old.identity is None else closed).append(old)
+            if event == zmq.Event.ACCEPTED:
+                self._open[fd] = Connection(fd, _peer(fd))
+        return closed
+
+    def bind(self, identity: bytes, fd: int) -> Connection | None:
+        """Names the connection whose first frame came over `fd`; None if it is unknown."""
+        found = next((c for c in self._unnamed if c.fd == fd), None)
+        if found is not None:
+            self._unnamed.remove(found)
+        else:
+            found = self._open.get(fd)
+            if found is None or found.identity is not None:
+                return None
+        found.identity = identity
+        return found
+
+    def take_unnamed(self) -> list[Connection]:
+        """Those that closed without a frame; call once all frames have been read."""
+        unnamed, self._unnamed = self._unnamed, []
+        return unnamed
+
+
+def _duplicate(fd: int) -> socket.socket | None:
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+
+
+def _peer(fd: int) -> str:
+    connection = _duplicate(fd)
+    if connection is None:
+        return "unknown"
+    with connection:
+        try:
+            host, port = connection.getpeername()[:2]
+        except (OSError, ValueError):
+            return "unknown"
+    return f"{host}:{port}"
+
+
+def shut_down(connection: Connection) -> None:
+    """Closes the TCP connection: ROUTER has no call for it. The other end sees it at once.
+
+    The descriptor is duplicated first, then compared by peer, so that a descriptor which was
+    closed and used again meanwhile cannot make us close somebody else's connection.
+    """
+    if connection.closed or connection.peer == "unknown":
+        return
+    copy = _duplicate(connection.fd)
+    if copy is None:
+        return
+    with copy:
+        try:
+            host, port = copy.getpeername()[:2]
+            if f"{host}:{port}" == connection.peer:
+                copy.shutdown(socket.SHUT_RDWR)
+        except (OSError, ValueError):
+            return  # gone already, which is what was wanted

@@ -1,0 +1,231 @@
+"""The learner's end of the channel: two DEALER connections, control and data.
+
+One session, from connect to the first close of either connection; then it is closed and a new one
+is made, so nothing stale is ever delivered. All calls but `wake` come from one thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import zmq
+
+from dd_lightning.protocol import messages
+from dd_lightning.protocol.messages import Message
+from dd_lightning.transport import frames
+from dd_lightning.transport.address import Address
+from dd_lightning.transport.frames import CONTROL, DATA, Arrival, Buffer, Disconnected
+from dd_lightning.transport.rendezvous import Rendezvous
+from dd_lightning.transport.wiring import FAILED, Monitor, Waker
+
+MAX_BATCH = 64
+CONTROL_QUEUE = 1000  # messages
+DATA_QUEUE = 1  # messages; with payloads, so this bounds memory
+
+_EVENTS = (
+    zmq.Event.CONNECTED
+    | zmq.Event.HANDSHAKE_SUCCEEDED
+    | zmq.Event.DISCONNECTED
+    | zmq.Event.CLOSED
+    | FAILED
+)
+_NAMES = {CONTROL: "control", DATA: "data"}
+
+
+class ChannelError(ConnectionError):
+    """The syncer's channel could not be reached; the text names the address and the cause."""
+
+
+class LearnerChannel:
+    """Connects in at most `connect_timeout_s`. Raises ChannelError otherwise."""
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        *,
+        max_message_bytes: int,
+        connect_timeout_s: float = 5.0,
+    ) -> None:
+        self.address = Address(rendezvous.host, rendezvous.channel_port)
+        self.session = secrets.token_bytes(frames.TOKEN_BYTES).hex()
+        self._max_message_bytes = max_message_bytes
+        self._context = zmq.Context()
+        self._waker = Waker()
+        self._sockets: dict[bytes, zmq.Socket] = {}
+        self._monitors: dict[bytes, Monitor] = {}
+        self._upload: zmq.MessageTracker | None = None
+        self._ended: str | None = None
+        self._reported = False
+        self._up = self._down = 0
+        self._closed = False
+        self._poller = zmq.Poller()
+        try:
+            for role in (CONTROL, DATA):
+                self._open(role)
+            self._await_handshakes(connect_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, role: bytes) -> None:
+        socket = self._sockets[role] = self._context.socket(zmq.DEALER)
+        frames.limit(socket, self.address.host, self._max_message_bytes)
+        queue = CONTROL_QUEUE if role == CONTROL else DATA_QUEUE
+        socket.setsockopt(zmq.SNDHWM, queue)
+        socket.setsockopt(zmq.RCVHWM, queue)
+        socket.setsockopt(zmq.IDENTITY, frames.identity_of(role, self.session))
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, 0)  # bounded by _await_handshakes instead
+        if role == CONTROL:
+            # Only here: on data a heartbeat would wait behind a long payload and then cut it off.
+            # The time to live makes the syncer watch this connection in the same way.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, round(1000 * frames.HEARTBEAT_S))
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(1000 * frames.SILENCE_S))
+            socket.setsockopt(zmq.HEARTBEAT_TTL, round(1000 * frames.SILENCE_S))
+        monitor = self._monitors[role] = Monitor(self._context, socket, _EVENTS)
+        socket.connect(str(self.address))
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor.socket, zmq.POLLIN)
+        if role == DATA:
+            self._poller.register(self._waker.reader, zmq.POLLIN)
+
+    def _await_handshakes(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        waiting = {monitor.socket: role for role, monitor in self._monitors.items()}
+        connected: set[bytes] = set()
+        poller = zmq.Poller()
+        for socket in waiting:
+            poller.register(socket, zmq.POLLIN)
+        while waiting:
+            remaining = deadline - time.monotonic()
+            ready = poller.poll(1000 * remaining) if remaining > 0 else []
+            if not ready:
+                cause = (
+                    "the connection was accepted but no syncer answered"
+                    if connected
+                    else ("nothing answered")
+                )
+                raise ChannelError(f"{self.address}: {cause} within {timeout_s:g} s.")
+            for socket, _ in ready:
+                role = waiting[socket]
+                for event, _value in self._monitors[role].drain():
+                    if event == zmq.Event.CONNECTED:
+                        connected.add(role)
+                    elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                        poller.unregister(socket)
+                        del waiting[socket]
+                        self._hello(role, deadline)
+                    else:
+                        cause = (
+                            "closed during the greeting: this is no syncer's channel"
+                            if (role in connected)
+                            else "the connection was refused"
+                        )
+                        raise ChannelError(f"{self.address}: {cause} ({event.name}).")
+
+    def _hello(self, role: bytes, deadline: float) -> None:
+        socket = self._sockets[role]
+        remaining = max(0.0, deadline - time.monotonic())
+        if not socket.poll(1000 * remaining, zmq.POLLOUT):
+            raise ChannelError(f"{self.address}: closed right after the greeting.")
+        socket.send(frames.HELLO, zmq.NOBLOCK)
+        self._up += frames.wire_size(0)
+
+    def poll(self, timeout_s: float) -> list[Arrival | Disconnected]:
+        """What has come, after at most `timeout_s`; empty at the timeout or when woken."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            woken = self._waker.clear()
+            events = self._collect()
+            remaining = deadline - time.monotonic()
+            if events or woken or remaining <= 0:
+                return events
+            self._poller.poll(1000 * remaining)
+
+    def _collect(self) -> list[Arrival | Disconnected]:
+        events: list[Arrival | Disconnected] = []
+        if self._reported:
+            return events
+        for role, monitor in self._monitors.items():
+            for event, _value in monitor.drain():
+                self._end(f"{_NAMES[role]} connection to {self.address}: {event.name.lower()}")
+        drained = all([self._receive(role, events) for role in (CONTROL, DATA)])
+        if self._ended is not None and drained:
+            self._reported = True
+            self._poller = zmq.Poller()  # nothing more to wait for but `wake`
+            self._poller.register(self._waker.reader, zmq.POLLIN)
+            events.append(Disconnected(self.session, self._ended))
+        return events
+
+    def _receive(self, role: bytes, events: list[Arrival | Disconnected]) -> bool:
+        """Takes what has come over one connection; False if there may be more."""
+        for _ in range(MAX_BATCH):
+            try:
+                parts = self._sockets[role].recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            size = frames.wire_size(*map(len, parts))
+            self._down += size
+            try:
+                message, payload = frames.decode_frames(messages.decode_from_syncer, role, parts)
+            except ValueError as error:
+                self._end(f"{self.address} sent what no syncer of this version sends: {error}")
+                return True
+            events.append(Arrival(self.session, message, payload, size))
+        return False
+
+    def _end(self, reason: str) -> None:
+        if self._ended is None:
+            self._ended = reason
+
+    def send(self, message: Message, payload: Buffer | None = None) -> bool:
+        """Never blocks; False when the connection is gone or full (try again after a poll).
+
+        The payload is not copied: do not write to it before `can_upload()` is true again.
+        """
+        header = messages.encode(message)
+        frames.check_outgoing(message, header, payload, self._max_message_bytes)
+        if self._ended is not None or (payload is not None and not self.can_upload()):
+            return False
+        parts: list[bytes | zmq.Frame] = [header]
+        tracker = None
+        if payload is not None:
+            frame = zmq.Frame(payload, track=True, copy=False, copy_threshold=0)
+            tracker = frame.tracker
+            parts.append(frame)
+        socket = self._sockets[CONTROL if payload is None else DATA]
+        try:
+            socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        if tracker is not None:
+            self._upload = tracker
+        self._up += frames.wire_size(len(header), *map(len, parts[1:]))
+        return True
+
+    def can_upload(self) -> bool:
+        """Whether the last payload has left this process, so that another may be sent."""
+        return self._ended is None and (self._upload is None or self._upload.done)
+
+    def wire_bytes(self) -> tuple[int, int]:
+        """(up, down) of this session, framing included."""
+        return self._up, self._down
+
+    def wake(self) -> None:
+        """Makes `poll` return; thread-safe."""
+        self._waker.wake()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Waits at most `linger_s` (for a goodbye) for what was sent to leave."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ended = self._ended or "closed"
+        for monitor in self._monitors.values():
+            monitor.close()
+        for socket in self._sockets.values():
+            socket.close(linger=round(1000 * linger_s))
+        self._context.term()
+        self._waker.close()

@@ -1,0 +1,273 @@
+"""The syncer's end of the channel: one ROUTER socket, two connections per learner session.
+
+Decides which session a message belongs to and when a session has ended; not what a message means.
+All calls but `wake` come from one thread. Nothing here blocks except `poll`, for its timeout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import zmq
+
+from dd_lightning.protocol import messages
+from dd_lightning.protocol.messages import Message
+from dd_lightning.transport import frames
+from dd_lightning.transport.address import Address, require_loopback
+from dd_lightning.transport.connections import Connection, Connections, shut_down
+from dd_lightning.transport.frames import (
+    CONTROL,
+    DATA,
+    Arrival,
+    Buffer,
+    Disconnected,
+    Malformed,
+)
+from dd_lightning.transport.wiring import Monitor, Waker
+
+MAX_BATCH = 256  # messages per poll
+SEND_QUEUE = 256  # control messages per connection; payloads: one per session
+RECEIVE_QUEUE = 32  # messages per connection not yet polled
+ENDED_KEPT = 1024  # ended sessions whose byte counts are still known
+RETRY_S = 0.002  # how often a payload on its way is looked at while a send waits for it
+
+Event = Arrival | Disconnected | Malformed
+
+
+@dataclass(slots=True)
+class _Session:
+    connections: dict[bytes, Connection] = field(default_factory=dict)
+    peer: str = ""  # host it comes from
+    up: int = 0
+    down: int = 0
+    payload: zmq.MessageTracker | None = None
+    refused: set[bytes] = field(default_factory=set)  # connections a send was refused on
+
+
+class SyncerChannel:
+    """Listens at once. Raises ValueError if the port is taken or open to others (`insecure`)."""
+
+    def __init__(
+        self, host: str, port: int = 0, *, max_message_bytes: int, insecure: bool = False
+    ) -> None:
+        require_loopback(host, insecure)
+        self._max_message_bytes = max_message_bytes
+        self._connections = Connections()
+        self._sessions: dict[str, _Session] = {}
+        self._ended: OrderedDict[str, _Session] = OrderedDict()
+        self._dying: dict[str, str] = {}  # session -> reason, until its last frames are read
+        self._closed = False
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        frames.limit(self._router, host, max_message_bytes)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+        self._router.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+        watched = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+        self._monitor = Monitor(self._context, self._router, watched)
+        self._waker = Waker()
+        self._poller = zmq.Poller()
+        for source in (self._router, self._monitor.socket, self._waker.reader):
+            self._poller.register(source, zmq.POLLIN)
+        try:
+            self._router.bind(str(Address(host, port)))
+        except zmq.ZMQError as error:
+            self.close()
+            raise ValueError(
+                f"The channel cannot listen on {host} port {port}: {error}. Give a free port, or "
+                "0 for any."
+            ) from None
+        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.port = int(endpoint.rsplit(":", 1)[1])
+
+    # ------------------------------------------------------------------------- receiving
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """What has come, after at most `timeout_s`.
+
+        Returns early, perhaps with nothing, when woken and when a session that a send was refused
+        for takes a message again.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            early = self._waker.clear()
+            events = self._collect()
+            waiting = [s for s in self._sessions.values() if s.refused]
+            for session in waiting:
+                early |= self._takes_again(session)
+            remaining = deadline - time.monotonic()
+            if events or early or remaining <= 0:
+                return events
+            self._poller.poll(1000 * (min(RETRY_S, remaining) if waiting else remaining))
+
+    def _takes_again(self, session: _Session) -> bool:
+        takes = {
+            role
+            for role in session.refused
+            if role in session.connections and (role == CONTROL or _sent(session.payload))
+        }
+        session.refused -= takes
+        return bool(takes)
+
+    def _collect(self) -> list[Event]:
+        events: list[Event] = []
+        self._watch()
+        for _ in range(MAX_BATCH):
+            try:
+                parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            event = self._received(parts)
+            if event is not None:
+                events.append(event)
+        else:
+            return events  # more frames wait; no session ends before its last frame is read
+        for session, reason in list(self._dying.items()):
+            self._end(session)
+            events.append(Disconnected(session, reason))
+        for connection in self._connections.take_unnamed():
+            events.append(Malformed(connection.peer, "closed without a word of this protocol"))
+        return events
+
+    def _watch(self) -> None:
+        for connection in self._connections.feed(self._monitor.drain()):
+            named = frames.split_identity(connection.identity or b"")
+            if named is not None and named[1] in self._sessions:
+                role = "control" if named[0] == CONTROL else "data"
+                self._dying.setdefault(named[1], f"{role} connection closed by {connection.peer}")
+
+    def _received(self, parts: list[zmq.Frame]) -> Event | None:
+        identity, body = parts[0].bytes, parts[1:]
+        named = frames.split_identity(identity)
+        if named is None:
+            return self._stranger(identity, parts)
+        role, name = named
+        session = self._sessions.get(name)
+        if session is None or role not in session.connections:
+            session = self._bind(identity, parts[0].get(zmq.SRCFD))
+            if session is None:
+                return None
+        size = frames.wire_size(*map(len, body))
+        session.up += size
+        if len(body) == 1 and len(body[0]) == len(frames.HELLO):
+            session.peer = session.peer or str(body[0].get("Peer-Address"))
+            return None
+        try:
+            message, payload = frames.decode_frames(messages.decode_from_learner, role, body)
+        except ValueError as error:
+            return Malformed(name, str(error))
+        return Arrival(name, message, payload, size)
+
+    def _stranger(self, identity: bytes, parts: list[zmq.Frame]) -> Malformed:
+        self._watch()
+        connection = self._connections.bind(identity, parts[0].get(zmq.SRCFD))
+        if connection is not None:
+            shut_down(connection)
+        peer = connection.peer if connection is not None else "a stranger"
+        return Malformed(peer, f"an identity of {len(identity)} bytes: no learner of this version")
+
+    def _bind(self, identity: bytes, fd: int) -> _Session | None:
+        """Binds a connection to its session; None if the session has ended."""
+        self._watch()  # first, or a descriptor used again would name the connection before
+        connection = self._connections.bind(identity, fd)
+        role, name = identity[:1], identity[1:].hex()
+        if connection is None or name in self._ended:
+            if connection is not None:
+                shut_down(connection)
+            return None
+        session = self._sessions.setdefault(name, _Session())
+        session.connections[role] = connection
+        if connection.closed:
+            self._dying.setdefault(name, f"connection closed by {connection.peer}")
+        return session
+
+    def _end(self, name: str) -> None:
+        """Half a session is none: closes what is left of it and remembers only its counts."""
+        self._dying.pop(name, None)
+        session = self._sessions.pop(name)
+        for connection in session.connections.values():
+            shut_down(connection)
+        session.connections = {}
+        session.payload = None
+        self._ended[name] = session
+        if len(self._ended) > ENDED_KEPT:
+            self._ended.popitem(last=False)
+
+    # --------------------------------------------------------------------------- sending
+
+    def send(self, session: str, message: Message, payload: Buffer | None = None) -> bool:
+        """Never blocks; False when the session has ended or takes no more now.
+
+        One payload at a time per session: the next one is taken when the last has left this
+        process. It is not copied: do not write to it afterwards.
+        """
+        header = messages.encode(message)
+        frames.check_outgoing(message, header, payload, self._max_message_bytes)
+        state = self._sessions.get(session)
+        if state is None:
+            return False
+        role = CONTROL if payload is None else DATA
+        if role not in state.connections or (role == DATA and not _sent(state.payload)):
+            state.refused.add(role)
+            return False
+        parts: list[bytes | zmq.Frame] = [frames.identity_of(role, session), header]
+        tracker = None
+        if payload is not None:
+            frame = zmq.Frame(payload, track=True, copy=False, copy_threshold=0)
+            tracker = frame.tracker
+            parts.append(frame)
+        try:
+            self._router.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        if tracker is not None:
+            state.payload = tracker
+        state.down += frames.wire_size(*map(len, parts[1:]))
+        return True
+
+    # --------------------------------------------------------------------------- the rest
+
+    def _known(self, session: str) -> _Session:
+        state = self._sessions.get(session) or self._ended.get(session)
+        if state is None:
+            raise KeyError(f"no session {session} (the last {ENDED_KEPT} ended ones are kept)")
+        return state
+
+    def peer_address(self, session: str) -> str:
+        """The host the session's connections come from."""
+        return self._known(session).peer
+
+    def wire_bytes(self, session: str) -> tuple[int, int]:
+        """(up, down) of a session, ended ones too, framing included."""
+        state = self._known(session)
+        return state.up, state.down
+
+    def close_session(self, session: str) -> None:
+        """Closes its connections. The learner sees it at once; no `Disconnected` follows here.
+
+        What was just sent to it may be lost: let the learner close after a `Refused`."""
+        self._watch()
+        if session in self._sessions:
+            self._end(session)
+
+    def wake(self) -> None:
+        """Makes `poll` return; thread-safe."""
+        self._waker.wake()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Waits at most `linger_s` for what was sent to leave; the rest is lost."""
+        if self._closed:
+            return
+        self._closed = True
+        self._monitor.close()
+        self._router.close(linger=round(1000 * linger_s))
+        self._context.term()
+        self._waker.close()
+
+
+def _sent(tracker: zmq.MessageTracker | None) -> bool:
+    return tracker is None or tracker.done
