@@ -34,6 +34,9 @@ class RunFailed(RuntimeError):
     """A process of the run failed; what it said has been shown already."""
 
 
+TOLD = (RunFailed, ValueError, HydraException, OmegaConfBaseException)  # without a traceback
+
+
 def run_experiment(config: DictConfig) -> float | None:
     """Check the settings, run, and return the validation loss of the final Θ.
 
@@ -46,13 +49,15 @@ def run_experiment(config: DictConfig) -> float | None:
     settings = check(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     data = check_task(settings.values, settings.syncer.num_data_slots)
     _refuse_used(folder)
-    settings.syncer.warn()
+    for sentence in settings.syncer.cautions():
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
     outcome = LocalRun(settings, folder, data, open_view(folder)).execute()
     print(f"{outcome.status}: {folder}", flush=True)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     if outcome.status == "failed" or outcome.problems:
-        raise RunFailed(f"the run in {folder} failed: {outcome.problems[0].splitlines()[0]}")
+        reason = outcome.problems[0].partition("; end of ")[0]
+        raise RunFailed(f"the run in {folder} failed: {reason}")
     return outcome.validation_loss
 
 
@@ -64,10 +69,10 @@ def _refuse_used(folder: Path) -> None:
         )
 
 
-class _Refusal(BaseException):
-    """Carries a wrong setting past Hydra, which would add lines of its own to the message."""
+class _PastHydra(BaseException):
+    """Carries an error past Hydra, which would add lines of its own to the message."""
 
-    def __init__(self, error: ValueError) -> None:
+    def __init__(self, error: ValueError | RunFailed) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -76,10 +81,10 @@ class _Refusal(BaseException):
 def _job(config: DictConfig) -> float | None:
     try:
         return run_experiment(config)
-    except ValueError as error:
+    except (ValueError, RunFailed) as error:
         if HydraConfig.get().mode != RunMode.RUN:
             raise  # to the sweeper; here Hydra's line says which job it was
-        raise _Refusal(error) from error
+        raise _PastHydra(error) from error
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -92,15 +97,12 @@ def main(argv: list[str] | None = None) -> None:
         _job()
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
-    except RunFailed as error:
-        print(error, file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
-    except (_Refusal, ValueError, HydraException, OmegaConfBaseException) as error:
-        refused = error.error if isinstance(error, _Refusal) else error
+    except (_PastHydra, *TOLD) as error:
+        told = error.error if isinstance(error, _PastHydra) else error
         if before not in (None, "", "0"):
-            raise refused from None
-        print(one_line(refused), file=sys.stderr, flush=True)
-        raise SystemExit(WRONG_SETTING) from None
+            raise told from None
+        print(one_line(told), file=sys.stderr, flush=True)
+        raise SystemExit(1 if isinstance(told, RunFailed) else WRONG_SETTING) from None
     finally:
         os.environ.pop(FULL_ERROR)
         if before is not None:

@@ -188,6 +188,8 @@ def _check_learners(values: Mapping[str, Any]) -> None:
 def _check_loggers(values: Mapping[str, Any]) -> None:
     loggers = checks.get(values, "logger")
     checks.known_keys(loggers or {}, LOGGERS, "logger.")
+    if "csv" in (loggers or {}):
+        checks.known_keys(loggers["csv"], ("flush_logs_every_n_steps", "prefix"), "logger.csv.")
     if "aim" in (loggers or {}):
         if importlib.util.find_spec("aim") is None:
             raise ValueError(
