@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class ScriptedLearner:
         self.counts: dict[int, int] = {}  # c_steps
         self.sent: dict[int, Contribution] = {}  # the unsettled snapshot
         self.pulls: list[Pull] = []
+        self.uploads: deque[tuple[Initial | Contribution, memoryview]] = deque()
         self._finish_sent = False
 
     def join(self) -> None:
@@ -81,6 +83,8 @@ class ScriptedLearner:
             self._finish_sent = True
             self._say(Finish, step=self.step, odometer=self.odometer)
         self._answer()
+        while self.uploads and self.channel.send(*self.uploads[0]):
+            self.uploads.popleft()
 
     def _step(self) -> None:
         time.sleep(STEP_S)  # a step takes time: pulls and fragments arrive between steps
@@ -122,7 +126,7 @@ class ScriptedLearner:
         for fragment, names in enumerate(welcome.fragments):
             header, data = encode({name: self.values[name] for name in names})
             initial = Initial(generation=welcome.generation, fragment=fragment, payload=header)
-            self.channel.send(initial, data)
+            self.uploads.append((initial, data))
             self.versions[fragment] = (welcome.epoch, 0)
             self.counts[fragment] = 0
 
@@ -191,4 +195,4 @@ class ScriptedLearner:
             final=pull.final,
         )
         self.sent[pull.fragment] = message
-        self.channel.send(message, data)
+        self.uploads.append((message, data))

@@ -254,7 +254,10 @@ class SyncerRun:
         ports_file = self._folder / "ports.json"
         old = json.loads(ports_file.read_text()) if self._restored and ports_file.exists() else {}
         channel = SyncerChannel(
-            host, old.get("channel", 0), max_message_bytes=config.max_message_mib << 20
+            host,
+            old.get("channel", 0),
+            max_message_bytes=config.max_message_mib << 20,
+            insecure=config.insecure,
         )
         close.callback(channel.close)
         values = {

@@ -7,6 +7,7 @@ jobs go to the training thread by the stream, results come back by `deliver`. An
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from dd_lightning.protocol.messages import Contribution, Fragment, Initial, Join
 from dd_lightning.protocol.syncer_core import SyncerCore
 from dd_lightning.syncer.checkpoint import Saved
 from dd_lightning.syncer.merger import Merged
+from dd_lightning.syncer.outgoing import Outgoing
 from dd_lightning.syncer.payload import Encoded, PayloadError, PayloadReader, encode_values
 from dd_lightning.syncer.stream import RoundStream
 from dd_lightning.syncer.telemetry import OddPeers, StatusFile, TapeFeed
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_POLL_S = 0.25  # a signal's flag is seen within it
 SHORTEST_POLL_S = 0.001
+FAREWELL_S = 0.5  # after the end, for learners to read it and to close
 
 
 class SyncerServer:
@@ -74,12 +77,15 @@ class SyncerServer:
         self.outcome: Done | None = None
         self.error: BaseException | None = None
         self._channel, self._stream, self._feed = channel, stream, feed
+        self._outgoing = Outgoing(channel)
         self._clock = clock
         self._status = StatusFile(folder / "status.json")
         self._odd = OddPeers(feed)
         self._results: SimpleQueue[Merged | Saved] = SimpleQueue()
         self._reader: PayloadReader | None = None
         self._sessions: dict[tuple[str, int], str] = {}  # (learner, generation) to its session
+        self._attached: set[str] = set()  # sessions that were welcomed and have not closed
+        self._bytes: dict[tuple[str, int], tuple[int, int]] = {}
         self._stop_reason: str | None = None
         self._stop_by_s: float | None = None
         self._aborted: BaseException | None = None
@@ -131,6 +137,7 @@ class SyncerServer:
             for event in self._channel.poll(self._poll_s(now)):
                 self._take_event(event)
             self._take_results()
+            self._outgoing.flush()
             now = self._clock()
             if self._aborted is not None:
                 self._give_up("failed", f"training failed: {self._aborted}", now)
@@ -143,6 +150,7 @@ class SyncerServer:
                 self._write_status(now)
         self._write_status(self._clock())
         self._stream.end()
+        self._farewell()
 
     def _poll_s(self, now: float) -> float:
         deadline = self.core.next_deadline(now)
@@ -154,6 +162,8 @@ class SyncerServer:
         if isinstance(event, Arrival):
             self._receive(event, now)
         elif isinstance(event, Disconnected):
+            self._attached.discard(event.session)
+            self._outgoing.forget(event.session)
             self.core.disconnected(event.session, now)
         else:
             self._odd.saw(event.peer, event.reason, now)
@@ -238,6 +248,14 @@ class SyncerServer:
         self.outcome = Done(status, reason)
         self._stream.fail(RuntimeError(reason))
 
+    def _farewell(self) -> None:
+        """Let the last messages leave: closing the channel drops what has not."""
+        until_s = self._clock() + FAREWELL_S
+        while self._attached and (left_s := until_s - self._clock()) > 0:
+            for event in self._channel.poll(left_s):
+                if isinstance(event, Disconnected):
+                    self._attached.discard(event.session)
+
     # ------------------------------------------------------------------ actions out
 
     def _carry_out(self, now: float) -> None:
@@ -250,6 +268,7 @@ class SyncerServer:
             case Send(session, message):
                 if isinstance(message, Welcome):
                     self._sessions[message.learner, message.generation] = session
+                    self._attached.add(session)
                 self._channel.send(session, message)
             case SendFragment():
                 self._send_fragment(action)
@@ -282,7 +301,7 @@ class SyncerServer:
             merged_upto=action.merged_upto,
             payload=published.payload,
         )
-        self._channel.send(action.session, message, published.data)
+        self._outgoing.put(action.session, message, published)
 
     def _record(self, event: str, fields: dict, now: float) -> None:
         if event == "learner_stats":
@@ -291,8 +310,11 @@ class SyncerServer:
         self._feed.write(event, now, fields)
 
     def _wire_bytes(self, learner: str, generation: int) -> tuple[int, int]:
-        session = self._sessions.get((learner, generation))
-        return (0, 0) if session is None else self._channel.wire_bytes(session)
+        """The connection's total; of one that ended long ago, the last that was told."""
+        key = (learner, generation)
+        with contextlib.suppress(KeyError):
+            self._bytes[key] = self._channel.wire_bytes(self._sessions[key])
+        return self._bytes.get(key, (0, 0))
 
     def _write_status(self, now: float) -> None:
         status = self.core.status(now)

@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from dd_lightning.transport.learner_channel import LearnerChannel
-from dd_lightning.transport.rendezvous import lookup
 
 from dd_lightning.protocol.tape import read_tape
 from dd_lightning.syncer.run import SyncerRun
 from dd_lightning.syncer.settings import parse
+from dd_lightning.transport.learner_channel import LearnerChannel
+from dd_lightning.transport.rendezvous import lookup
 from tests.syncer_learner import ScriptedLearner
 
 pytestmark = pytest.mark.integration
