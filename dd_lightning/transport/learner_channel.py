@@ -12,7 +12,7 @@ import time
 import zmq
 
 from dd_lightning.protocol import messages
-from dd_lightning.protocol.messages import Message
+from dd_lightning.protocol.messages import Goodbye, Message
 from dd_lightning.transport import frames
 from dd_lightning.transport.address import Address
 from dd_lightning.transport.frames import CONTROL, DATA, Arrival, Buffer, Disconnected
@@ -20,8 +20,9 @@ from dd_lightning.transport.rendezvous import Rendezvous
 from dd_lightning.transport.wiring import FAILED, Monitor, Waker
 
 MAX_BATCH = 64
+GOODBYE_S = 0.5  # at most, for a goodbye to leave when the channel is closed
 CONTROL_QUEUE = 1000  # messages
-DATA_QUEUE = 1  # messages; with payloads, so this bounds memory
+DATA_QUEUE = 2  # messages not yet polled (sent: one, by `can_upload`); this bounds memory
 
 _EVENTS = (
     zmq.Event.CONNECTED
@@ -57,6 +58,7 @@ class LearnerChannel:
         self._upload: zmq.MessageTracker | None = None
         self._ended: str | None = None
         self._reported = False
+        self._linger_s = 0.0
         self._up = self._down = 0
         self._closed = False
         self._poller = zmq.Poller()
@@ -202,12 +204,16 @@ class LearnerChannel:
             return False
         if tracker is not None:
             self._upload = tracker
+        self._linger_s = GOODBYE_S if isinstance(message, Goodbye) else 0.0
         self._up += frames.wire_size(len(header), *map(len, parts[1:]))
         return True
 
     def can_upload(self) -> bool:
         """Whether the last payload has left this process, so that another may be sent."""
-        return self._ended is None and (self._upload is None or self._upload.done)
+        if self._ended is not None or not (self._upload is None or self._upload.done):
+            return False
+        # asked so that the socket hears of the space that the last message has left
+        return bool(self._sockets[DATA].getsockopt(zmq.EVENTS) & zmq.POLLOUT)
 
     def wire_bytes(self) -> tuple[int, int]:
         """(up, down) of this session, framing included."""
@@ -217,11 +223,12 @@ class LearnerChannel:
         """Makes `poll` return; thread-safe."""
         self._waker.wake()
 
-    def close(self, linger_s: float = 0.0) -> None:
-        """Waits at most `linger_s` (for a goodbye) for what was sent to leave."""
+    def close(self) -> None:
+        """Drops what has not left, except after a `Goodbye`: it gets `GOODBYE_S` to leave."""
         if self._closed:
             return
         self._closed = True
+        linger_s = 0.0 if self._ended is not None else self._linger_s
         self._ended = self._ended or "closed"
         for monitor in self._monitors.values():
             monitor.close()

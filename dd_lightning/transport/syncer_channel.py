@@ -31,6 +31,7 @@ MAX_BATCH = 256  # messages per poll
 SEND_QUEUE = 256  # control messages per connection; payloads: one per session
 RECEIVE_QUEUE = 32  # messages per connection not yet polled
 ENDED_KEPT = 1024  # ended sessions whose byte counts are still known
+CLOSE_S = 0.2  # between `close_session` and the close, for what was just sent to leave
 RETRY_S = 0.002  # how often a payload on its way is looked at while a send waits for it
 
 Event = Arrival | Disconnected | Malformed
@@ -58,6 +59,7 @@ class SyncerChannel:
         self._sessions: dict[str, _Session] = {}
         self._ended: OrderedDict[str, _Session] = OrderedDict()
         self._dying: dict[str, str] = {}  # session -> reason, until its last frames are read
+        self._closing: list[tuple[float, Connection]] = []  # (when, what) to close
         self._closed = False
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -100,7 +102,11 @@ class SyncerChannel:
             remaining = deadline - time.monotonic()
             if events or early or remaining <= 0:
                 return events
-            self._poller.poll(1000 * (min(RETRY_S, remaining) if waiting else remaining))
+            if waiting:
+                remaining = min(RETRY_S, remaining)
+            if self._closing:
+                remaining = min(CLOSE_S, remaining)
+            self._poller.poll(1000 * remaining)
 
     def _takes_again(self, session: _Session) -> bool:
         takes = {
@@ -114,6 +120,7 @@ class SyncerChannel:
     def _collect(self) -> list[Event]:
         events: list[Event] = []
         self._watch()
+        self._shut_due()
         for _ in range(MAX_BATCH):
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -146,7 +153,7 @@ class SyncerChannel:
         role, name = named
         session = self._sessions.get(name)
         if session is None or role not in session.connections:
-            session = self._bind(identity, parts[0].get(zmq.SRCFD))
+            session = self._bind(identity, _descriptor(parts))
             if session is None:
                 return None
         size = frames.wire_size(*map(len, body))
@@ -162,7 +169,7 @@ class SyncerChannel:
 
     def _stranger(self, identity: bytes, parts: list[zmq.Frame]) -> Malformed:
         self._watch()
-        connection = self._connections.bind(identity, parts[0].get(zmq.SRCFD))
+        connection = self._connections.bind(identity, _descriptor(parts))
         if connection is not None:
             shut_down(connection)
         peer = connection.peer if connection is not None else "a stranger"
@@ -187,13 +194,24 @@ class SyncerChannel:
         """Half a session is none: closes what is left of it and remembers only its counts."""
         self._dying.pop(name, None)
         session = self._sessions.pop(name)
-        for connection in session.connections.values():
-            shut_down(connection)
+        due = time.monotonic() + CLOSE_S
+        self._closing += [(due, connection) for connection in session.connections.values()]
         session.connections = {}
         session.payload = None
         self._ended[name] = session
         if len(self._ended) > ENDED_KEPT:
             self._ended.popitem(last=False)
+
+    def _shut_due(self) -> None:
+        now = time.monotonic()
+        for due, connection in self._closing:
+            if due <= now:
+                shut_down(connection)
+        self._closing = [
+            (due, connection)
+            for due, connection in self._closing
+            if due > now and not connection.closed
+        ]
 
     # --------------------------------------------------------------------------- sending
 
@@ -247,9 +265,8 @@ class SyncerChannel:
         return state.up, state.down
 
     def close_session(self, session: str) -> None:
-        """Closes its connections. The learner sees it at once; no `Disconnected` follows here.
-
-        What was just sent to it may be lost: let the learner close after a `Refused`."""
+        """Takes no more from it, and closes its connections `CLOSE_S` later (what was just sent to
+        it gets there first). No `Disconnected` follows here."""
         self._watch()
         if session in self._sessions:
             self._end(session)
@@ -271,3 +288,13 @@ class SyncerChannel:
 
 def _sent(tracker: zmq.MessageTracker | None) -> bool:
     return tracker is None or tracker.done
+
+
+def _descriptor(parts: list[zmq.Frame]) -> int:
+    """File descriptor that the frames came over; -1 where the library does not tell."""
+    for part in reversed(parts):
+        try:
+            return part.get(zmq.SRCFD)
+        except zmq.ZMQError:
+            continue  # frames of peers that speak ZMTP 1.0 come without
+    return -1
