@@ -97,7 +97,7 @@ class CommThread:
             raise ConnectionError(self._failed)
         if self._error is not None:
             raise RuntimeError(
-                f"the comm thread of this learner failed: {self._error}"
+                f"the comm thread of this learner failed: {self._error!r}"
             ) from self._error
 
     def next(self, timeout_s: float) -> Delivery | None:
@@ -168,6 +168,7 @@ class CommThread:
         with self._channel_lock:
             self._channel = channel
         self._link.connected(self.clock())
+        self._carry_out()
 
     def _take_in(self, event: Any) -> None:
         message = getattr(event, "message", None)
