@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
 from typing import Any
 
@@ -53,7 +54,7 @@ class ScriptedLearner:
         self.channel.send(
             Join(
                 learner=self.learner,
-                incarnation=f"life {self.learner}",
+                incarnation=uuid.uuid4().hex,
                 number=1,
                 tensors=TENSORS,
                 strategy="Scripted",

@@ -114,9 +114,6 @@ class SyncerRun:
 
     def execute(self) -> Done:
         """Serve until the run is over; write its end. Errors of either thread are raised."""
-        for sentence in self.config.cautions():
-            log.warning("%s", sentence)
-            self._feed.write("warning", self.clock(), {"text": sentence})
         status = "failed"
         try:
             with self._signals:

@@ -133,6 +133,9 @@ class SyncerServer:
         now = self._clock()
         self._ready_if_initialized()
         self._carry_out(now)
+        for sentence in self.core.config.cautions():
+            log.warning("%s", sentence)
+            self._feed.write("warning", now, {"text": sentence})
         while self.outcome is None:
             for event in self._channel.poll(self._poll_s(now)):
                 self._take_event(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import yaml
@@ -45,9 +45,9 @@ def parse(argv: list[str]) -> SyncerSettings:
 
     Raises:
         ValueError: a setting is wrong.
-        SystemExit: an unknown option, or --help.
+        SystemExit: --help.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_intermixed_args(argv)
     config = load_config(arguments.config, arguments.settings)
     check_listen(arguments.listen, config.insecure)
     _check_run_dir(arguments.run_dir, arguments.resume)
@@ -134,8 +134,14 @@ def _check_run_dir(run_dir: Path, resume: bool) -> None:
         raise refuse("--run-dir", str(run_dir), "with --resume, a run with a whole checkpoint", fix)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, like every other wrong setting; argparse would print its usage."""
+        raise ValueError(f"{self.prog}: {message} (--help lists what is allowed)")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="dd-lightning syncer",
         description="Run the syncer of one run; learners dial in. Prints one JSON line with its "
         "address once it can be reached, and ends with the run.",

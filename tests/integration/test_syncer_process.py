@@ -11,11 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from dd_lightning.transport.learner_channel import LearnerChannel
-from dd_lightning.transport.rendezvous import lookup
 
 from dd_lightning.protocol.tape import read_tape
 from dd_lightning.syncer.checkpoint import newest_checkpoint, parameters_sha256, read_checkpoint
+from dd_lightning.transport.learner_channel import LearnerChannel
+from dd_lightning.transport.rendezvous import lookup
 from tests.syncer_learner import ScriptedLearner
 
 pytestmark = pytest.mark.integration
@@ -217,16 +217,16 @@ def run_all_until_lost(learners: list[ScriptedLearner]) -> list[threading.Thread
 
 
 def test_a_second_syncer_of_the_run_is_refused(tmp_path, start, learners) -> None:
-    syncer = start(*SETTINGS)
-    both = learners(syncer.address, 2, 40)
-    threads = run_all(both)
+    syncer = start(*SETTINGS, "max_steps=100000")
+    threads = run_all(learners(syncer.address, 2, 100_000))
     while newest_checkpoint(tmp_path / "run" / "syncer") is None:
         assert syncer.process.poll() is None
     for arguments, said in ((("--resume",), "whose syncer is running"), ((), "give --resume")):
         code, error = refused("--run-dir", str(tmp_path / "run"), *SETTINGS, *arguments)
         assert code == WRONG and said in error
+    syncer.process.send_signal(signal.SIGTERM)
+    assert syncer.end(END_S) == INTERRUPTED
     join_all(threads)
-    assert syncer.end(RUN_S) == FINISHED
     assert len(kinds(tape_of(tmp_path / "run"), "syncer_start")) == 1
 
 

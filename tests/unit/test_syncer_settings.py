@@ -37,6 +37,7 @@ def test_a_file_a_preset_and_overrides(tmp_path) -> None:
         (["--listen", "tcp://0.0.0.0:0"], "--listen"),
         (["--listen", "tcp://127.0.0.1:70000"], "--listen"),
         (["--resume"], "--run-dir"),
+        (["--lisen", "tcp://127.0.0.1:0"], "--lisen"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path, arguments, said) -> None:
