@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 from dd_lightning.algorithm import CODECS, build_outer_optimizer, resolve
 from dd_lightning.protocol import actions as act
@@ -24,6 +23,7 @@ from dd_lightning.protocol.syncer_core import SyncerCore
 from dd_lightning.syncer.merger import Merger
 from dd_lightning.syncer.payload import PayloadError, PayloadReader
 from dd_lightning.syncer.theta import Theta
+from dd_lightning.transport.frames import Arrival, Disconnected
 
 TICK_S = 0.002
 
@@ -99,7 +99,7 @@ class MemorySyncer:
         """End every connection."""
         with self._lock:
             for channel in list(self._channels.values()):
-                channel.put(SimpleNamespace(message=None))
+                channel.put(Disconnected(channel.session, "cut"))
                 self.closed(channel)
 
     def events(self, kind):
@@ -149,7 +149,7 @@ class MemorySyncer:
         channel = self._channels.get(action.session)
         if channel is not None:
             message = decode_from_syncer(encode(action.message))
-            channel.put(SimpleNamespace(message=message, payload=payload))
+            channel.put(Arrival(action.session, message, payload, 0))
 
     def _sendfragment(self, action):
         published = self.merger.published(action.fragment)
@@ -192,7 +192,7 @@ class MemorySyncer:
     def _closesession(self, action):
         channel = self._channels.get(action.session)
         if channel is not None:
-            channel.put(SimpleNamespace(message=None))
+            channel.put(Disconnected(channel.session, "cut"))
             self.closed(channel)
 
     def _warn(self, action):

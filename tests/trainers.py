@@ -61,6 +61,12 @@ def assert_equal(a, b):
         assert torch.equal(a[name], b[name]), name
 
 
+def fit_plain(module, data, steps, strategy, callbacks=()):
+    """One fit of so many steps."""
+    trainer = pl.Trainer(**QUIET, strategy=strategy, max_steps=steps, callbacks=list(callbacks))
+    trainer.fit(module, data)
+
+
 class StartTogether(pl.Callback):
     """No learner makes its first step before all have joined."""
 

@@ -161,7 +161,7 @@ class CommThread:
     def _connect(self) -> None:
         try:
             channel = self._dial()
-        except (OSError, RuntimeError) as error:  # torch's store errors are RuntimeErrors
+        except OSError as error:
             self._back_off()
             self._link.connection_failed(f"{type(error).__name__}: {error}", self.clock())
             return
@@ -173,7 +173,7 @@ class CommThread:
     def _take_in(self, event: Any) -> None:
         message = getattr(event, "message", None)
         if message is None:  # the channel's word of a disconnect
-            self._lose("connection closed")
+            self._lose(event.reason)
         else:
             self._link.receive(message, event.payload, self.clock())
         self._carry_out()
