@@ -115,7 +115,8 @@ class Account:
     def restore(cls, state: dict[str, Any]) -> Account:
         """From `state()`."""
         upto = [tuple(key) if key else None for key in state["merged_upto"]]
-        return cls(**{**state, "merged_upto": upto})
+        lists = {name: list(state[name]) for name in ("marks", "ends", "merged", "lost")}
+        return cls(**{**state, **lists, "merged_upto": upto})
 
 
 def ledger_rows(accounts: Sequence[Account], fragments: int) -> list[dict[str, int]]:

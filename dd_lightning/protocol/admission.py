@@ -104,7 +104,9 @@ class Admission:
         account = known or Account(message.learner, message.incarnation, len(run.versions))
         account.generation = generation
         run.accounts[message.incarnation] = account
-        slot = run.slots.setdefault(message.learner, self._slot(message))
+        slot = run.slots.get(message.learner)
+        if slot is None:
+            slot = run.slots[message.learner] = self._slot(message)
         member = Member(
             message.learner, generation, session, message, account, slot, now,
             peer_address=peer_address, step=message.step, reported_s=now, stepped_s=now,

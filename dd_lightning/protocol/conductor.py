@@ -132,12 +132,24 @@ class Conductor:
         for member in training:
             round_.left[member.learner] = Asked(member.generation, now, now)
             run.say(member.session, self._pull(member, round_))
-        round_.finals = run.final_inbox.pop(fragment, {})
+        for held in run.final_inbox.pop(fragment, {}).values():
+            if self._still_good(held):
+                round_.finals[held.learner] = held
         for learner, held in run.early.pop(number, {}).items():
             member = run.members.get(learner)
             if member is not None and member.live and member.generation == held.generation:
-                self._accept(round_, member, held, now)
+                if learner not in round_.finals and self._still_good(held):
+                    self._accept(round_, member, held, now)
         return round_
+
+    def _still_good(self, held: HeldContribution) -> bool:
+        """What came before its round opened may meanwhile overlap what was merged."""
+        message = held.message
+        account = self.run.accounts[held.incarnation]
+        if account.closed or account.overlaps(message.fragment, message.odometer, message.tokens):
+            self._record(held.learner, held.generation, message, "late", held.arrived_s, 0.0)
+            return False
+        return True
 
     def _pull(self, member: Member, round_: Round, values: bool = False) -> Pull:
         fragment = round_.fragment
@@ -324,7 +336,8 @@ class Conductor:
             self._strike(round_, member.learner, now)
 
     def check(self, round_: Round, now: float) -> None:
-        """Reached the quorum? Over? Cancelled?"""
+        """Reached the quorum? Complete? Cancelled? The grace window itself ends in `tick` only, so
+        that all that arrives at one instant (a window may be 0) is in before it closes."""
         if round_.closed_s is not None or round_.fragment not in self.run.book.open:
             return
         if round_.empty or round_.unreachable:
@@ -332,8 +345,7 @@ class Conductor:
         elif round_.has_quorum:
             if round_.quorum_s is None:
                 self._quorum(round_, now)
-            deadline = round_.deadline
-            if round_.complete or (deadline is not None and now >= deadline):
+            if round_.complete:
                 self._close(round_, now)
 
     def _quorum(self, round_: Round, now: float) -> None:
@@ -515,8 +527,7 @@ class Conductor:
         busy = {round_.fragment: round_ for round_ in run.book.all()}
         kept = []
         for member, message in self.waiting_applies:
-            round_ = busy.get(message.fragment)
-            if round_ is not None and round_.involves(member.learner):
+            if message.fragment in busy:  # roster or not, a contribution may still come
                 kept.append((member, message))
                 continue
             cause = "mixed" if run.config.algorithm.apply == "mix" else ""
@@ -549,21 +560,29 @@ class Conductor:
         for round_ in list(run.book.open.values()):
             for learner, asked in list(round_.left.items()):
                 member = run.members[learner]
-                if now - asked.first_s >= timeouts.round:
+                if now >= asked.first_s + timeouts.round:
                     member.last_error = f"no contribution to round {round_.number} in time"
                     self._strike(round_, learner, now)
-                elif now - asked.sent_s >= self.pull_timeout(member, step):
+                elif now >= asked.sent_s + self.pull_timeout(member, step):
                     asked.sent_s = now
                     run.say(member.session, self._pull(member, round_))
             if round_.reanchor and now >= round_.opened_s + timeouts.reanchor and round_.received:
                 round_.left.clear()
             self.check(round_, now)
+            deadline = round_.deadline
+            if round_.closed_s is None and deadline is not None and now >= deadline:
+                self._close(round_, now)
         self.open_due(now)
 
     def pull_timeout(self, member: Member, step: float) -> float:
         """max(least, 4 median steps + RTT)."""
         rtt = (member.rtt_ms or 0.0) / 1000.0
         return max(self.run.config.timeouts.pull_least, 4 * step + rtt)
+
+    def grace_over(self, now: float) -> bool:
+        """A grace window has run out: `tick` is due at this instant."""
+        deadlines = [round_.deadline for round_ in self.run.book.open.values()]
+        return any(deadline is not None and deadline <= now for deadline in deadlines)
 
     def deadlines(self, now: float) -> list[float]:
         """When `tick` has something to do."""

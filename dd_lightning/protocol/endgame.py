@@ -41,12 +41,14 @@ class Endgame:
         for fragment, final in member.finals.items():
             if final.done or member.learner in run.final_inbox.get(fragment, {}):
                 continue
-            if any(r.fragment == fragment and r.involves(member.learner) for r in book.all()):
-                continue
+            if any(r.fragment == fragment and r.was_asked(member.learner) for r in book.all()):
+                continue  # though struck since: what it was asked for may be on its way
             number = book.next_number_of(fragment)
+            if member.learner in run.early.get(number, {}):
+                continue
             fresh = final.pull is not None and final.pull.round == number
             patience = self.conductor.pull_timeout(member, step)
-            if fresh and now - final.asked_s < patience:
+            if fresh and now < final.asked_s + patience:
                 continue
             held = fragment in member.held_pull
             final.pull = Pull(
@@ -99,7 +101,7 @@ class Endgame:
         for member in run.in_state(FINISHING):
             if member.released:
                 continue
-            flushed = now - (member.finishing_s or now) >= run.config.timeouts.flush
+            flushed = now >= (member.finishing_s or 0.0) + run.config.timeouts.flush
             if member.all_done_s is not None and self.saved_merges < run.merges:
                 self.want_checkpoint = True
             safe = member.all_done_s is not None and self.saved_merges >= run.merges
@@ -120,7 +122,7 @@ class Endgame:
         budget = run.config.budget_tokens
         if budget is not None and run.tokens_merged >= budget:
             self.tell(busy, f"budget.tokens={budget} merged")
-        elif self.alone_s is not None and now - self.alone_s >= run.config.timeouts.finish:
+        elif self.alone_s is not None and now >= self.alone_s + run.config.timeouts.finish:
             self.tell(busy, "every other learner has finished")
 
     def tell(self, members: list[Member], reason: str) -> None:

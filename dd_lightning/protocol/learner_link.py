@@ -230,7 +230,6 @@ class LearnerLink:
         self._finish = Finish(generation=0, step=held.step, odometer=held.odometer, reason=reason)
         if self.phase == ATTACHED:
             self._send_progress(now)
-            self._send(self._finish)
 
     def goodbye(self, reason: str) -> None:
         """The learner leaves now."""
@@ -348,6 +347,8 @@ class LearnerLink:
     def _send_progress(self, now: float) -> None:
         held = self._held
         self._send(self.progress.message(held.step, held.odometer, self.last_error, now))
+        if self._finish is not None:  # said again with every report: one may be lost
+            self._send(self._finish)
 
     def _close_rounds(self, fragment: int, upto: RoundKey) -> None:
         self._keep_uploads(lambda s: s.fragment != fragment or s.round > upto)

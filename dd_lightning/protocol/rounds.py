@@ -104,6 +104,10 @@ class Round:
         """Whether that learner is still asked or has contributed."""
         return learner in self.left or learner in self.contributions or learner in self.finals
 
+    def was_asked(self, learner: str) -> bool:
+        """Whether it was ever asked in this round, or has contributed."""
+        return learner in self.roster or self.involves(learner)
+
     def ordered(self) -> tuple[HeldContribution, ...]:
         """Ascending (learner, generation): the order of summation, whatever the arrival."""
         held = [*self.contributions.values(), *self.finals.values()]

@@ -114,7 +114,7 @@ class RunState:
     def expects_rejoin(self, now: float) -> bool:
         """A lost learner may still come back within `timeouts.rejoin`."""
         return any(
-            now - lost < self.config.timeouts.rejoin
+            now < lost + self.config.timeouts.rejoin
             for learner, lost in self.lost_at.items()
             if self.members[learner].state == LOST
         )

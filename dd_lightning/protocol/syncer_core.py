@@ -7,6 +7,7 @@ seconds since the run's start, never falling, and carries out `take()` in order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ from dd_lightning.protocol.messages import (
     Progress,
     Received,
     Rejoin,
+    Released,
     TensorInfo,
     Version,
 )
@@ -160,12 +162,9 @@ class SyncerCore:
         if run.initial_missing or run.initialized:
             return
         run.initialized = True
-        for member in run.live:
-            if member.learner == run.initial_from:
-                member.versions = list(run.versions)
-            else:
-                for p in range(len(run.versions)):
-                    member.outbox.offer(p)
+        for member in run.live:  # whoever handed it in loads it like everyone else
+            for p in range(len(run.versions)):
+                member.outbox.offer(p)
         self.endgame.want_checkpoint = True
         self._settle(now)
 
@@ -193,23 +192,24 @@ class SyncerCore:
         """Time has passed."""
         timeouts = self.config.timeouts
         for member in self.run.live:
-            if now - member.reported_s >= timeouts.lease:
+            if now >= member.reported_s + timeouts.lease:
                 self._leave(member, LOST, f"no word for {timeouts.lease} s", now)
-            elif member.state == TRAINING and not member.waiting:
-                if now - member.stepped_s >= self._pause_after(member):
-                    self._state(member, PAUSED, now)
+            elif self._stalled(member) <= now:
+                self._state(member, PAUSED, now)
             member.outbox.expire(now - timeouts.round)
         self.conductor.tick(now)
         self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """When `tick` is next needed (strictly after `now`), in the driver's seconds."""
+        """When `tick` is next needed, in the driver's seconds; `now` itself only when a grace
+        window is over: all that has arrived by then is to be passed in before that tick."""
+        if self.conductor.grace_over(now):
+            return now
         times = self.conductor.deadlines(now) + self.endgame.deadlines(now)
         for member in self.run.live:
             times.append(member.reported_s + self.config.timeouts.lease)
-            if member.state == TRAINING and not member.waiting:
-                times.append(member.stepped_s + self._pause_after(member))
-        return min((time for time in times if time > now), default=None)
+            times.append(self._stalled(member))
+        return min((time for time in times if now < time < math.inf), default=None)
 
     def take(self) -> list[Action]:
         """The actions to carry out, in order; they are handed out once."""
@@ -236,6 +236,8 @@ class SyncerCore:
 
     def _progress(self, member: Member, message: Progress, now: float, _: object) -> None:
         member.account.saw(message.odometer)
+        if member.released:  # it has not heard
+            self.run.say(member.session, Released(generation=member.generation))
         member.seconds_stepping = max(member.seconds_stepping, message.seconds_stepping)
         member.losses = message.losses or member.losses
         member.last_error = message.last_error or member.last_error
@@ -295,8 +297,11 @@ class SyncerCore:
 
     # ------------------------------------------------------------------ members
 
-    def _pause_after(self, member: Member) -> float:
-        return max(PAUSE_STEPS * (member.steps.value or 0.0), PAUSE_SECONDS)
+    def _stalled(self, member: Member) -> float:
+        """When it counts as paused for want of steps; never while it waits inside a boundary."""
+        if member.state != TRAINING or member.waiting:
+            return math.inf
+        return member.stepped_s + max(PAUSE_STEPS * (member.steps.value or 0.0), PAUSE_SECONDS)
 
     def _state(self, member: Member, state: str, now: float) -> None:
         """joining → training ⇄ paused → finishing; rosters shrink when it leaves training."""
