@@ -89,7 +89,7 @@ class LearnerLink:
         self._number = 0
         self._address, self._via = address, via
         self._started_s, self._connect_timeout_s = now, connect_timeout_s
-        self._connect_by: float | None = now + connect_timeout_s  # None: loaded once
+        self._connect_by: float | None = now + connect_timeout_s  # None: all have come
         self._missing: set[int] | None = None  # fragments that have not arrived once
         self._join_sent_s = self._heard_s = now
         self._finish: Finish | None = None
@@ -171,8 +171,9 @@ class LearnerLink:
         if isinstance(message, Fragment):
             if message.version[0] < self.epoch:
                 return
-            if self._connect_by is not None:
-                self._connect_by = now + self._connect_timeout_s
+            if self._connect_by is not None and self._missing is not None:
+                self._missing.discard(message.fragment)
+                self._connect_by = now + self._connect_timeout_s if self._missing else None
             self._send(Received(generation=0, fragment=message.fragment, version=message.version))
             self._close_rounds(message.fragment, message.round)
         elif isinstance(message, Pull):
