@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -122,3 +124,16 @@ def test_streaming_recurrence(run):
     streaming = config(1, fragments=2, sync_every=6, outer={"lr": 2.0, "momentum": 0.0})
     run(streaming, learner(module, loader(), 10))
     assert module.seen == RECURRENCE
+
+
+def test_import_registers_the_name_without_importing_lightning():
+    code = (
+        "import sys, dd_lightning, dd_lightning.network;"
+        "assert 'lightning' not in sys.modules, 'lightning was imported';"
+        "import lightning.pytorch;"
+        "from lightning.pytorch.strategies import StrategyRegistry as registry;"
+        "assert 'decoupled_diloco' in registry;"
+        "import os; os.environ['DD_SYNCER'] = 'tcp://127.0.0.1:29400';"
+        "assert isinstance(registry.get('decoupled_diloco'), dd_lightning.DecoupledDiLoCoStrategy)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
