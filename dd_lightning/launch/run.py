@@ -21,8 +21,8 @@ from dd_lightning.launch.view import View
 
 WATCH_S = 0.1
 LAST_EVALUATION_S = 300.0  # for the evaluator's last pass over Θ, once everyone else has ended
-END_STAGE_S = 1.0  # learners get so long to say goodbye before the syncer is told to end
-KILL_MARGIN_S = 1.2  # beyond timeouts.shutdown; with it an interrupted run ends within 5 s
+END_STAGE_S = 0.5  # learners get so long to say goodbye before the syncer is told to end
+KILL_MARGIN_S = 0.5  # beyond timeouts.shutdown; with it an interrupted run ends within 5 s
 
 
 @dataclass(slots=True)
