@@ -21,6 +21,7 @@ GRACE_RULES = ("lateness", "paper", "none")
 WAIT_MODES = ("never", "overlap")
 LOST_QUORUM = ("degrade", "wait")
 DEFAULT_AVERAGE_TENSORS = r"(^|\.)(lm_head|head|unembed|output)\.weight$"
+DEFAULT_MIX_ALPHA = 0.5
 MERGES_BELOW_WHICH_MOMENTUM_HURTS = 30
 
 
@@ -42,7 +43,7 @@ class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     grace_cap: float | None = None  # in median steps; None: max(2, H/6)
     merge: str | dict[str, Any] = "rda"  # rda | average | {_target_: ...}
     apply: str = "overwrite"
-    mix_alpha: float = 0.0  # share of local kept, under `apply: mix`
+    mix_alpha: float = 0.5  # share of local kept, under `apply: mix`
     wait: str = "never"
     average_tensors: str = DEFAULT_AVERAGE_TENSORS
     buffers: bool = True  # False keeps all buffers local
@@ -108,7 +109,7 @@ class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 f"algorithm.fragments={self.fragments} is above 4·sync_every="
                 f"{4 * self.sync_every}: more than four rounds would open in every step"
             )
-        if self.mix_alpha and self.apply != "mix":
+        if self.apply != "mix" and self.mix_alpha not in (0.0, PRESETS["paper"]["mix_alpha"]):
             said.append(
                 f"algorithm.mix_alpha={self.mix_alpha} has no effect under apply={self.apply}"
             )
