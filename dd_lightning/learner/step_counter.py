@@ -54,6 +54,11 @@ class StepCounter:
         self._fired = self._has_loss = False
         return stepped
 
+    @property
+    def step_is_open(self) -> bool:
+        """A step has been made whose boundary is still to come."""
+        return self._fired
+
     def take(self) -> tuple[int, float | None]:
         """(tokens since the last real step, the last loss)."""
         tokens, self._pending_tokens = self._pending_tokens, 0

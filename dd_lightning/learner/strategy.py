@@ -5,6 +5,7 @@ Only hooks are here; what happens in them is `session.py`'s.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -211,7 +212,10 @@ class DecoupledDiLoCoStrategy(Strategy):
     ) -> None:
         position = 0 if self._counter is None else self._counter.batches
         if self._session is not None:
-            checkpoint[CHECKPOINT_KEY] = self._session.state(position)
+            state = self._session.state(position)
+            if self._counter is not None and self._counter.step_is_open:
+                state["step"] += 1  # manual optimization: its boundary comes with the next batch
+            checkpoint[CHECKPOINT_KEY] = state
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if self._session is not None:
             self._session.checkpointed(position)
@@ -299,6 +303,15 @@ class OneProcessStrategy(DecoupledDiLoCoStrategy, DDPStrategy):
 
 class OneDeviceStrategy(DecoupledDiLoCoStrategy, SingleDeviceStrategy):
     """`inner="single_device"`: the sampler is never Lightning's, so `data` has no effect."""
+
+    def model_to_device(self) -> None:
+        super().model_to_device()
+        if self.data == "shard" and self._session is not None and not self._session.is_alone:
+            warnings.warn(
+                'data="shard" has no effect under inner="single_device", where Lightning replaces '
+                'no sampler: use inner="auto", or give each learner its own part of the data.',
+                stacklevel=2,
+            )
 
 
 _CLASSES: dict[type[Strategy], type[DecoupledDiLoCoStrategy]] = {

@@ -147,6 +147,27 @@ def test_manual_optimization_counts_batches_not_optimizers(syncer):
     assert len(running.events("merge")) >= 4
 
 
+def test_a_checkpoint_under_manual_optimization_counts_the_step_before_it(syncer, tmp_path):
+    syncer(config())
+
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if batch_idx == 4:
+                trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    options = {"limit_train_batches": 8, "max_epochs": 1}
+    trainer(-1, callbacks=[Save()], **options).fit(TwoOptimizers(), loader())
+    state = torch.load(tmp_path / "a.ckpt", weights_only=True)["decoupled_diloco"]
+    assert (state["step"], state["data_position"]) == (5, 5)
+
+
+def test_shards_need_a_sampler_of_lightning(syncer):
+    syncer(config(2, algorithm={"min_learners": 1}))
+    strategy = DecoupledDiLoCoStrategy(ADDRESS, learner="0", inner="single_device", data="shard")
+    with pytest.warns(UserWarning, match="has no effect"):
+        trainer(3, strategy=strategy).fit(Regression(), loader())
+
+
 def test_tokens_of_all_micro_batches_count_with_their_step(syncer):
     running = syncer(config())
     strategy = DecoupledDiLoCoStrategy(ADDRESS, learner="0", tokens=lambda batch: 100)
@@ -198,7 +219,8 @@ def test_sixteen_bit_learners_train_and_send_what_they_moved(syncer):
     trainer(12, precision="bf16-true").fit(Regression(), loader())
     (join,) = running.events("join")
     assert join["dtype"] == "bfloat16"
-    assert {c["verdict"] for c in running.events("contribution")} == {"accepted"}
+    verdicts = {c["verdict"] for c in running.events("contribution")}
+    assert "accepted" in verdicts and verdicts <= {"accepted", "late"}  # late: at the very end
     assert tokens_of(running) == 48
 
 
