@@ -31,8 +31,8 @@ class Conductor:
         self.quorum_times: dict[tuple[int, int], float | None] = {}  # of recent rounds
         self.deliveries: dict[int, tuple[int, float, int]] = {}  # fragment: n, closed_s, received
         self.waiting_applies: list[tuple[Member, Applied]] = []
-        self.snapshot_steps: dict[tuple[str, int], int] = {}
         self.first_training_s: float | None = None
+        self.epoch_began_s: float | None = None  # `now` goes on over a restart, epochs do not
 
     # ------------------------------------------------------------------ opening
 
@@ -63,7 +63,7 @@ class Conductor:
         run = self.run
         if run.restored_training is not None:
             enough = len(run.live) >= run.restored_training
-            return enough or (bool(run.live) and now >= run.config.timeouts.reanchor)
+            return enough or (bool(run.live) and now >= self._reanchor_by(now))
         training = run.training
         if training and self.first_training_s is None:
             self.first_training_s = now
@@ -78,6 +78,12 @@ class Conductor:
                 )
                 return True
         return False
+
+    def _reanchor_by(self, now: float) -> float:
+        """Until when a resumed epoch waits for those who trained; counted from its first event."""
+        if self.epoch_began_s is None:
+            self.epoch_began_s = now
+        return self.epoch_began_s + self.run.config.timeouts.reanchor
 
     def open_due(self, now: float) -> None:
         """Open every round that may open now, in order."""
@@ -249,7 +255,6 @@ class Conductor:
         target[member.learner] = held
         member.held_pull.discard(round_.fragment)
         member.rejected_in_a_row = 0
-        self.snapshot_steps[(member.learner, round_.fragment)] = held.message.step
         self.check(round_, now)
 
     def _late(self, member: Member, message: Contribution, now: float) -> None:
@@ -599,7 +604,7 @@ class Conductor:
                 times.append(asked.sent_s + self.pull_timeout(run.members[learner], step))
         if not run.started and run.initialized:
             if run.restored_training is not None:
-                times.append(timeouts.reanchor)
+                times.append(self._reanchor_by(now))
             elif self.first_training_s is not None:
                 times.append(self.first_training_s + timeouts.start)
         return times
