@@ -281,8 +281,8 @@ class LearnerLink:
             what = "its fragments did not come" if self.phase == ATTACHED else "not connected"
             self._fail(
                 f"no syncer at {self._address}: {what} within {self._connect_timeout_s:g} s, "
-                f"{self.attempts} attempts; last error: {self.last_error or 'no answer'}. "
-                "Start it, or correct the address (DD_SYNCER)."
+                f"{self.attempts} attempts. Start it, or correct the address (DD_SYNCER). "
+                f"Last error: {self.last_error or 'no answer'}"
             )
         elif self.phase != OFFLINE and now >= self._heard_s + self._silence_s:
             self._reconnect(f"nothing heard for {self._silence_s:g} s")
