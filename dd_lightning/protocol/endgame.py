@@ -11,6 +11,7 @@ from dd_lightning.protocol.actions import Done, WriteCheckpoint
 from dd_lightning.protocol.conductor import Conductor
 from dd_lightning.protocol.members import FINISHING, Final, Member, median_step
 from dd_lightning.protocol.messages import HELD, FinishNow, Nothing, Pull, Released
+from dd_lightning.protocol.rounds import Round
 from dd_lightning.protocol.run_state import RunState
 
 
@@ -41,7 +42,7 @@ class Endgame:
         for fragment, final in member.finals.items():
             if final.done or member.learner in run.final_inbox.get(fragment, {}):
                 continue
-            if any(r.fragment == fragment and r.was_asked(member.learner) for r in book.all()):
+            if any(self._was_asked(member, final, r) for r in book.of(fragment)):
                 continue  # though struck since: what it was asked for may be on its way
             number = book.next_number_of(fragment)
             if member.learner in run.early.get(number, {}):
@@ -63,6 +64,13 @@ class Endgame:
             )
             final.asked_s = now
             run.say(member.session, final.pull)
+
+    @staticmethod
+    def _was_asked(member: Member, final: Final, round_: Round) -> bool:
+        """As one of the roster, or by a final pull before the round opened: a second snapshot
+        would take the place of one that this round may yet merge."""
+        by_final_pull = final.pull is not None and final.pull.round == round_.number
+        return by_final_pull or round_.was_asked(member.learner)
 
     def nothing(self, member: Member, message: Nothing, now: float) -> None:
         """It holds nothing of this fragment that no merge has."""

@@ -146,7 +146,7 @@ class RoundBook:
 
     def busy(self, fragment: int) -> bool:
         """A round of this fragment is open or being merged."""
-        return fragment in self.open or any(r.fragment == fragment for r in self.merging.values())
+        return bool(self.of(fragment))
 
     @property
     def in_flight(self) -> int:
@@ -156,6 +156,10 @@ class RoundBook:
     def all(self) -> Iterable[Round]:
         """Open rounds and those being merged."""
         return [*self.open.values(), *self.merging.values()]
+
+    def of(self, fragment: int) -> list[Round]:
+        """Its open round and the one being merged, as far as there are any."""
+        return [round_ for round_ in self.all() if round_.fragment == fragment]
 
     def begin(self, round_: Round) -> None:
         """The next round is opened."""

@@ -1,0 +1,67 @@
+"""What holds of a fleet after every event, whatever was lost, killed or cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def check_core(fleet: Any) -> None:
+    """The ledger's identity, versions that only grow, rounds that close, state that is bounded."""
+    run = fleet.core.run
+    for account in run.accounts.values():
+        for p in range(account.fragments):
+            row = account.figures(p)
+            assert row["processed"] == row["merged"] + row["lost"] + row["pending"], row
+            assert min(row.values()) >= 0, row
+            intervals = fleet.intervals.get((account.incarnation, p), [])
+            merged = sum(end - start for start, end, _ in intervals)
+            assert merged == row["merged"], (account.incarnation, p, merged, row)
+    for p, version in enumerate(run.versions):
+        if p < len(fleet.newest):
+            assert version >= fleet.newest[p], f"fragment {p} fell from {fleet.newest[p]}"
+    fleet.newest = list(run.versions) or fleet.newest
+    for round_ in run.book.open.values():
+        age = fleet.now - round_.opened_s
+        assert age <= run.config.timeouts.round + 1e-6, f"round {round_.key} is open for {age} s"
+    check_bounded(fleet)
+
+
+def check_bounded(fleet: Any) -> None:
+    """Nothing that is kept grows with the length of a run."""
+    core, run, conductor = fleet.core, fleet.core.run, fleet.core.conductor
+    learners, fragments = len(fleet.specs), max(1, len(run.versions))
+    assert not run.actions or not fleet.syncer_up
+    assert len(run.book.open) + len(run.book.merging) <= fragments
+    assert len(run.early) <= 4 * fragments
+    assert all(len(held) <= learners for held in run.early.values())
+    assert all(len(held) <= learners for held in run.final_inbox.values())
+    assert len(conductor.quorum_times) <= 4 * fragments
+    assert len(conductor.deliveries) <= fragments
+    assert len(conductor.waiting_applies) <= 4 * learners * fragments
+    assert len(run.accounts) <= len(fleet.lives)
+    assert len(run.sessions) <= 4 * learners
+    assert len(core.endgame.conductor.held_merges) <= fragments
+    for member in run.members.values():
+        assert len(member.rho) <= 4 * fragments and len(member.took_part) <= 4 * fragments
+        assert len(member.outbox.waiting) <= fragments >= len(member.outbox.under_way)
+    for life in fleet.current.values():
+        assert len(life.link._uploads) <= 2 * fragments
+
+
+def check_learner(fleet: Any, life: Any) -> None:
+    """T - c is never below what the syncer has settled, unless a snapshot was merged that the
+    learner has not heard of; then it is what is left once it hears."""
+    account = fleet.core.run.accounts.get(life.incarnation)
+    if account is None or account.ended or life.ledger is None or not life.alive:
+        return
+    ledger = life.ledger
+    for p, state in enumerate(ledger._fragments):
+        tokens = state.tokens
+        snapshot = state.snapshot
+        assert (state.steps == 0) == (tokens == 0), (life.name, p, state.steps, tokens)
+        if snapshot is not None and snapshot.round == account.merged_upto[p]:
+            tokens = min(tokens, ledger.odometer - snapshot.odometer)
+        assert ledger.odometer - tokens >= account.settled(p) or state.reload, (
+            f"learner {life.name} would contribute tokens of fragment {p} that are settled: "
+            f"{ledger.odometer} - {tokens} < {account.settled(p)}"
+        )
