@@ -215,10 +215,18 @@ class Admission:
                 merged_upto=tuple(member.account.merged_upto),
                 data_slot=member.data_slot,
                 num_data_slots=run.config.num_data_slots,
-                start_step=run.clock.value,
+                start_step=self._start_step(member),
                 peer_address=member.peer_address,
             ),
         )
+
+    def _start_step(self, member: Member) -> int:
+        """Steps a learner without a state of its own counts from: a planned one has its own
+        steps to do; a newcomer, or one that lost everything, starts at the run's clock."""
+        learners = self.run.config.learners
+        planned = learners is not None and member.data_slot < learners
+        first = member.generation == 1 and not member.join.continues
+        return 0 if first and (planned or not self.run.started) else self.run.clock.value
 
     def end(self, member: Member, state: str, cause: str, now: float) -> None:
         """End a generation: GONE (it said so) or LOST. Nothing is booked for a lost one: it may
