@@ -130,7 +130,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reanchor: float = 30.0  # a new epoch's first merges wait for the learners so long
     finish: float = 60.0  # a straggler may train on so long after the last other is done
     flush: float = 90.0  # a finished learner waits so long for its last merges
-    rejoin: float = 0.0  # a lost learner is expected back so long before the run may end
+    rejoin: float = 10.0  # a lost learner is expected back so long before the run may end
     shutdown: float = 3.0  # any role ends within this after SIGINT or SIGTERM, state written
     store: float = 5.0  # one attempt at the rendezvous store
 
