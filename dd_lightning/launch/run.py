@@ -175,13 +175,16 @@ class LocalRun:
                 raise ChildFailed(self._evaluator, said)
 
     def _end(self) -> None:
-        """End whatever still runs: learners and evaluator, then the syncer, then the proxy."""
+        """End whatever still runs: learners and evaluator, then the syncer with the proxy."""
         first = [*self._learners.values(), *([self._evaluator] if self._evaluator else [])]
-        rest = [[child] for child in (self._syncer, self._proxy) if child is not None]
+        last = [child for child in (self._syncer, self._proxy) if child is not None]
         timeout_s = self._settings.syncer.timeouts.shutdown + KILL_MARGIN_S
-        killed = end_all([first, *rest], END_STAGE_S, timeout_s)
-        if killed:
-            self._view.say(f"killed after {timeout_s:g} s: {', '.join(killed)}")
+        killed = end_all([first, last], END_STAGE_S, timeout_s)
+        if "syncer" in killed:
+            self._problem(
+                f"the syncer did not end within {timeout_s:g} s and was killed: what was merged "
+                "after its last checkpoint is lost"
+            )
 
     def _problem(self, text: str) -> None:
         self._outcome.problems.append(text)
