@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -43,6 +44,8 @@ class Fleet:
         self.buffer: list[torch.Tensor] = []
         self.saved: dict | None = None
         self.num_events = 0
+        self.checked: dict[object, object] = {}  # what was checked last, see `fleet_checks`
+        self.counts: Counter[str] = Counter()  # of messages sent, by kind
         self.newest: list[msg.Version] = []  # of every fragment, over all epochs
         self.ticks: set[float] = set()
         self.drop_pulls = 0  # the next so many pulls are lost
@@ -128,11 +131,13 @@ class Fleet:
             self.intervals = {k: list(v) for k, v in saved["intervals"].items()}
         else:
             self.theta, self.buffer, self.intervals = [], [], {}
+        self.checked.clear()
         self.syncer_up = True
 
     # ------------------------------------------------------------------ network
 
     def to_syncer(self, life: Life, message: msg.Message, payload, now: float) -> None:
+        self.counts[type(message).__name__] += 1
         if not life.session or now < life.cut_until:
             return
         session, spec = life.session, life.spec
@@ -149,6 +154,7 @@ class Fleet:
             self.core.receive(session, message, now, payload)
 
     def to_learner(self, session: str, message: msg.Message, payload, now: float) -> None:
+        self.counts[type(message).__name__] += 1
         life = self.session_of.get(session)
         if life is None or now < life.cut_until:
             return
@@ -161,9 +167,10 @@ class Fleet:
                 return
             arrive = now + spec.latency
         else:
+            transfer = spec.transfer if spec.down is None else spec.down
             begin = max(now, self.down_busy.get(life.name, 0.0))
-            self.down_busy[life.name] = begin + spec.transfer
-            arrive = begin + spec.transfer + spec.latency
+            self.down_busy[life.name] = begin + transfer
+            arrive = begin + transfer + spec.latency
         msg.decode_from_syncer(msg.encode(message))
         for _ in range(2 if self.random.random() < spec.repeat else 1):
             self.at(arrive, lambda t: life.receive(session, message, payload, t))

@@ -29,6 +29,7 @@ class Spec:
     tokens: int = 10
     latency: float = 0.5  # one way
     transfer: float = 0.0  # of a payload, either way; payloads of a direction queue
+    down: float | None = None  # transfer of a payload from the syncer, when it differs
     jitter: float = 0.0  # of step durations, relative
     loss: float = 0.0  # of messages without a payload
     repeat: float = 0.0

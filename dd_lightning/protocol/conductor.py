@@ -63,7 +63,7 @@ class Conductor:
         run = self.run
         if run.restored_training is not None:
             enough = len(run.live) >= run.restored_training
-            return enough or (bool(run.live) and now >= self._reanchor_by(now))
+            return enough or (bool(run.live) and now >= self.reanchor_by(now))
         training = run.training
         if training and self.first_training_s is None:
             self.first_training_s = now
@@ -79,7 +79,7 @@ class Conductor:
                 return True
         return False
 
-    def _reanchor_by(self, now: float) -> float:
+    def reanchor_by(self, now: float) -> float:
         """Until when a resumed epoch waits for those who trained; counted from its first event."""
         if self.epoch_began_s is None:
             self.epoch_began_s = now
@@ -604,7 +604,7 @@ class Conductor:
                 times.append(asked.sent_s + self.pull_timeout(run.members[learner], step))
         if not run.started and run.initialized:
             if run.restored_training is not None:
-                times.append(self._reanchor_by(now))
+                times.append(self.reanchor_by(now))
             elif self.first_training_s is not None:
                 times.append(self.first_training_s + timeouts.start)
         return times

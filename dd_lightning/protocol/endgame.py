@@ -65,12 +65,12 @@ class Endgame:
             final.asked_s = now
             run.say(member.session, final.pull)
 
-    @staticmethod
-    def _was_asked(member: Member, final: Final, round_: Round) -> bool:
-        """As one of the roster, or by a final pull before the round opened: a second snapshot
-        would take the place of one that this round may yet merge."""
+    def _was_asked(self, member: Member, final: Final, round_: Round) -> bool:
+        """As one of the roster, by a final pull before the round opened, or, under `wait: overlap`,
+        by its own clock: a second snapshot would take the place of one that may yet be merged."""
         by_final_pull = final.pull is not None and final.pull.round == round_.number
-        return by_final_pull or round_.was_asked(member.learner)
+        by_own_clock = self.run.config.algorithm.wait == "overlap"
+        return by_final_pull or by_own_clock or round_.was_asked(member.learner)
 
     def nothing(self, member: Member, message: Nothing, now: float) -> None:
         """It holds nothing of this fragment that no merge has."""
@@ -179,7 +179,8 @@ class Endgame:
         if self.over:
             return
         if self.ending is None:
-            resumed = run.restored_training is not None and not run.started
+            waits = run.restored_training is not None and not run.started
+            resumed = waits and now < self.conductor.reanchor_by(now)  # the others may come
             if not run.ever_joined or run.live or run.expects_rejoin(now) or resumed:
                 return
             if run.book.in_flight or any(run.final_inbox.values()):
