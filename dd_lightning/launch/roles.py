@@ -51,11 +51,15 @@ class Roles:
         self.address = ""  # of the syncer's store, once it listens
         self._threads = settings.launcher["threads_per_process"]
 
-    def start_syncer(self) -> Child:
-        """Start the syncer; it listens when `syncer_ready` returns."""
+    def start_syncer(self, resume: bool = False) -> Child:
+        """Start the syncer; it listens when `syncer_ready` returns.
+
+        Args:
+            resume: go on with the run of the folder, on the same ports.
+        """
         command = _python("-m", "dd_lightning.cli", "syncer")
         command += ["--listen", self.settings.launcher["listen"], "--run-dir", str(self.folder)]
-        command += ["--config", str(self.folder / SYNCER_CONFIG)]
+        command += ["--config", str(self.folder / SYNCER_CONFIG), *(["--resume"] if resume else [])]
         if aim := (self.settings.values["logger"] or {}).get("aim"):
             command += ["--aim", aim["repo"], "--aim-experiment", aim["experiment"]]
         launched = {"DD_LAUNCHED": "1"}  # the summary is the launcher's, who knows the evaluations
