@@ -7,9 +7,11 @@ loss, so `-m` and every sweeper work. Exit codes: 0, 1 where the run failed, 2 f
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -87,6 +89,18 @@ def _job(config: DictConfig) -> float | None:
         raise _PastHydra(error) from error
 
 
+def _leave_at_once(code: int) -> NoReturn:
+    """End the process without taking the interpreter apart.
+
+    All is written and every child has ended by now; with torch loaded, Python's own way out takes
+    seconds on a busy machine, and the user has pressed Ctrl-C.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run Hydra with these arguments (None: the process's own); SystemExit unless all went well."""
     if argv is not None:
@@ -96,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         _job()
     except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+        _leave_at_once(INTERRUPTED)
     except (_PastHydra, *TOLD) as error:
         told = error.error if isinstance(error, _PastHydra) else error
         if before not in (None, "", "0"):
