@@ -167,6 +167,8 @@ class Admission:
             member.versions = [NOTHING_HELD] * len(run.versions)
             if run.initial_from is None:
                 run.initial_from = member.learner
+            if run.initial_from == member.learner:
+                run.initial_heard_s = member.joined_s
             return
         if not continues or len(join.versions) != len(run.versions):
             member.versions = [NOTHING_HELD] * len(run.versions)
@@ -252,4 +254,22 @@ class Admission:
             if heir is not None:
                 run.initial_from = heir.learner
                 run.initial_missing = set(range(len(run.versions)))
+                run.initial_heard_s = now
                 run.say(heir.session, SendInitial(generation=heir.generation))
+
+    @property
+    def initial_deadline(self) -> float | None:
+        """When version 0 is asked for again: nothing of it has come for half of the time that the
+        learner waits for its first fragments. None: nothing is awaited."""
+        run = self.run
+        if run.initialized or run.initial_from is None:
+            return None
+        return run.initial_heard_s + run.config.timeouts.connect / 2
+
+    def repeat_initial(self, now: float) -> None:
+        """Version 0 may have been lost on its way."""
+        run, deadline = self.run, self.initial_deadline
+        if deadline is not None and now >= deadline and run.initial_from is not None:
+            run.initial_heard_s = now
+            holder = run.members[run.initial_from]
+            run.say(holder.session, SendInitial(generation=holder.generation))

@@ -42,6 +42,7 @@ class RunState:
         self.initialized = False
         self.initial_missing: set[int] = set()
         self.initial_from: str | None = None  # learner that hands in version 0
+        self.initial_heard_s = 0.0  # when it was asked, or last handed in a fragment
         self.members: dict[str, Member] = {}  # current generation of each learner id
         self.sessions: dict[str, tuple[str, int]] = {}
         self.generations: dict[str, int] = {}

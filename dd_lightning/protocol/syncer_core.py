@@ -197,6 +197,7 @@ class SyncerCore:
             elif self._stalled(member) <= now:
                 self._state(member, PAUSED, now)
             member.outbox.expire(now - timeouts.round)
+        self.admission.repeat_initial(now)
         self.conductor.tick(now)
         self._settle(now)
 
@@ -206,6 +207,8 @@ class SyncerCore:
         if self.conductor.grace_over(now):
             return now
         times = self.conductor.deadlines(now) + self.endgame.deadlines(now)
+        if self.admission.initial_deadline is not None:
+            times.append(self.admission.initial_deadline)
         for member in self.run.live:
             times.append(member.reported_s + self.config.timeouts.lease)
             times.append(self._stalled(member))
@@ -231,6 +234,7 @@ class SyncerCore:
         run = self.run
         if run.initialized or member.learner != run.initial_from:
             return
+        run.initial_heard_s = now
         if message.fragment in run.initial_missing:
             run.actions.append(SetInitial(message.fragment, payload, message))
 
