@@ -1,4 +1,4 @@
-"""What is told about a run while it runs: status, per-learner figures, who is slow and why."""
+"""What is told about a run while it runs: status, per-learner figures, what each learner holds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from dd_lightning.protocol.conductor import Conductor
-from dd_lightning.protocol.members import LOST, TRAINING, Member, median_step
+from dd_lightning.protocol.members import LOST, Member
 from dd_lightning.protocol.run_state import RunState
-
-SLOW_FACTOR = 1.5  # a step so much above the median names the step, else the link
 
 
 def learner_stats(member: Member, conductor: Conductor) -> dict[str, Any]:
@@ -42,25 +40,6 @@ def version_gap(member: Member, run: RunState) -> int:
     )
 
 
-def name_the_slow(run: RunState, conductor: Conductor, member: Member) -> None:
-    """A learner that contributes to fewer than half of 4P rounds is named, with the cause."""
-    window = 4 * max(1, len(run.versions))
-    took = member.took_part
-    if member.state != TRAINING or len(took) < window or sum(took) * 2 >= len(took):
-        return
-    step, median = member.steps.value, median_step(run.training)
-    slow_step = step is not None and median is not None and step > SLOW_FACTOR * median
-    cause = (
-        f"its step ({step:.3f} s, median {median:.3f} s)"
-        if slow_step
-        else f"its link (pull to contribution {member.rho_s or float('nan'):.3f} s)"
-    )
-    run.warn_once(
-        f"slow {member.learner}",
-        f"learner {member.learner} contributed to {sum(took)} of {len(took)} rounds; cause: {cause}",
-    )
-
-
 def status(run: RunState, conductor: Conductor, endgame: Any, now: float) -> dict[str, Any]:
     """A snapshot for the live table and `status.json`."""
     state = "ending" if endgame.ending else "running" if run.started else "waiting"
@@ -80,7 +59,7 @@ def status(run: RunState, conductor: Conductor, endgame: Any, now: float) -> dic
         "tokens_merged": run.tokens_merged,
         "refusals": run.refusals,
         "averaged": sorted(run.layout.averaged) if run.layout else [],
-        "warnings": sorted(run.warned),
+        "warnings": list(run.warned.values()),
         "learners": {
             learner: {
                 "state": member.state,

@@ -66,7 +66,7 @@ class RunState:
         self.merges = 0
         self.finished_learners: set[str] = set()
         self.ever_joined = False
-        self.warned: set[str] = set()
+        self.warned: dict[str, str] = {}  # in the order they were said
         self.refusals = 0
         self.actions: deque[Action] = deque()
 
@@ -83,7 +83,7 @@ class RunState:
     def warn_once(self, key: str, text: str) -> None:
         """Tell the operator, once per key."""
         if key not in self.warned:
-            self.warned.add(key)
+            self.warned[key] = text
             self.actions.append(Warn(text))
             self.record("warning", text=text)
 

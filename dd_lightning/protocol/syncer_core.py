@@ -14,6 +14,7 @@ from typing import Any
 from dd_lightning.protocol.actions import Action, MergeResult, SendFragment, SetInitial
 from dd_lightning.protocol.actions import Merge as MergeAction
 from dd_lightning.protocol.admission import Admission
+from dd_lightning.protocol.advice import Advice
 from dd_lightning.protocol.conductor import Conductor
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.endgame import Endgame
@@ -46,7 +47,7 @@ from dd_lightning.protocol.messages import (
     TensorInfo,
     Version,
 )
-from dd_lightning.protocol.observe import learner_stats, name_the_slow, status
+from dd_lightning.protocol.observe import learner_stats, status
 from dd_lightning.protocol.run_state import RunState
 
 PAUSE_STEPS, PAUSE_SECONDS = 10, 5.0  # no step for max of both: paused
@@ -75,6 +76,7 @@ class SyncerCore:
             self.run.restore(restored, build_layout(tensors, config.algorithm))
         self.admission = Admission(self.run)
         self.conductor = Conductor(self.run)
+        self.advice = Advice(self.run)
         self.endgame = Endgame(self.run, self.conductor)
         if restored is not None:
             self.endgame.saved_merges = self.run.merges
@@ -171,6 +173,7 @@ class SyncerCore:
     def merged(self, merge: MergeAction, result: MergeResult, now: float) -> None:
         """`merge` has been carried out."""
         self.conductor.merged(merge, result, now)
+        self.advice.merged()
         self._settle(now)
 
     def request_checkpoint(self, now: float) -> None:
@@ -267,6 +270,7 @@ class SyncerCore:
     def _contribution(
         self, member: Member, message: Contribution, now: float, payload: object
     ) -> None:
+        self.advice.contributed(member, message)
         self.conductor.contribute(member, message, payload, now)
 
     def _nothing(self, member: Member, message: Nothing, now: float, _: object) -> None:
@@ -277,6 +281,7 @@ class SyncerCore:
             self.conductor.delivered(member, message.fragment, message.version[1], now)
 
     def _applied(self, member: Member, message: Applied, now: float, _: object) -> None:
+        self.advice.applied(member, message)
         self.conductor.applied(member, message)
 
     def _checkpointed(self, member: Member, message: Checkpointed, now: float, _: object) -> None:
@@ -355,7 +360,7 @@ class SyncerCore:
         for member in run.live:
             if member.state != JOINING and now - member.stats_s >= STATS_EVERY_S:
                 self._stats(member, now)
-                name_the_slow(run, self.conductor, member)
+                self.advice.name_the_slow(member)
 
     def _pump(self, now: float) -> None:
         """Hand out what the outboxes may send."""
