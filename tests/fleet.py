@@ -73,7 +73,7 @@ class Fleet:
             what(self.now)
             self.carry_out()
             self.check()
-            for hook in self.hooks:
+            for hook in list(self.hooks):
                 hook(self)
         return self
 
