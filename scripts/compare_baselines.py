@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a finished run's folder")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    logging.getLogger("lightning").setLevel(logging.ERROR)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     runs = [measure(folder) for folder in arguments.runs]
     found = judge(runs)
     spreads = found["spreads"]

@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import jsonschema
+import lightning.pytorch as pl
 import psutil
 import pytest
 import yaml
 
 from dd_lightning.protocol.tape import read_tape
+from tests.trainers import QUIET
 
 pytestmark = pytest.mark.integration
 
@@ -105,6 +107,24 @@ def test_export_and_report_read_the_run_folder(smoke, tmp_path):
     before = read_json(folder / "summary.json")
     assert main(["report", str(folder)]) == 0
     assert read_json(folder / "summary.json") == before
+
+
+def test_the_exported_model_evaluates_to_the_loss_of_the_summary(smoke, tmp_path):
+    from dd_lightning.tasks.text import GPTModule
+
+    from dd_lightning.cli import main
+    from dd_lightning.launch.task import build_data
+    from dd_lightning.syncer.checkpoint import newest_checkpoint
+
+    folder, _ = smoke
+    out = tmp_path / "model.ckpt"
+    assert main(["export", str(newest_checkpoint(folder / "syncer")), "--out", str(out)]) == 0
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    trainer = pl.Trainer(**QUIET)
+    data = build_data(values)
+    found = trainer.validate(GPTModule.load_from_checkpoint(out), datamodule=data, verbose=False)
+    promised = read_json(folder / "summary.json")["loss"]["validation"]
+    assert found[0]["val_loss"] == pytest.approx(promised, abs=1e-6)
 
 
 def test_an_interrupt_ends_everything_within_five_seconds(tmp_path, data):
