@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dd_lightning.algorithm.checks import check_int, check_number
 from dd_lightning.algorithm.gradients import compute_dtype
+from dd_lightning.algorithm.sums import norm, scaled_sum, sum_norm
 
 
 @runtime_checkable
@@ -44,7 +45,8 @@ def weighted_average(gradients: Sequence[Tensor], weights: Sequence[float]) -> T
     dtype = compute_dtype(*gradients)
     if len(gradients) == 1:
         return gradients[0].to(dtype)
-    return _scaled_sum(gradients, weights).div_(sum(weights)).to(dtype)
+    total = sum(weights)
+    return scaled_sum(gradients, weights, lambda piece: piece.div_(total), dtype)
 
 
 def radial_directional_average(
@@ -60,16 +62,7 @@ def radial_directional_average(
         cancel_below: when the mean direction is shorter than this, directions cancel and the
             result is the weighted average (our choice, not the paper's).
     """
-    gradients, weights = _positive(gradients, weights)
-    if len(gradients) == 1:
-        return gradients[0].to(compute_dtype(*gradients))
-    norms = [_norm(gradient) for gradient in gradients]
-    direction = _direction_sum(gradients, weights, norms)
-    length, total = _norm(direction), sum(weights)
-    if length / total < check_number("cancel_below", cancel_below, 0) or length == 0:
-        return weighted_average(gradients, weights)
-    radius = sum(w * norm for w, norm in zip(weights, norms, strict=True)) / total
-    return direction.mul_(radius / length).to(compute_dtype(*gradients))
+    return _directional(*_positive(gradients, weights), cancel_below)[0]
 
 
 def agreement(gradients: Sequence[Tensor], weights: Sequence[float]) -> float:
@@ -79,10 +72,7 @@ def agreement(gradients: Sequence[Tensor], weights: Sequence[float]) -> float:
         ValueError: as `weighted_average`.
     """
     gradients, weights = _positive(gradients, weights)
-    if len(gradients) == 1:
-        return 1.0 if bool(gradients[0].any()) else 0.0
-    norms = [_norm(gradient) for gradient in gradients]
-    return _norm(_direction_sum(gradients, weights, norms)) / sum(weights)
+    return _Directions.of(gradients, weights).agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +100,16 @@ class RadialDirectional:
         check_number("merge.cancel_below", self.cancel_below, 0, 1)
 
     def __call__(self, gradients: list[Tensor], weights: list[float]) -> Tensor:
-        if gradients and gradients[0].numel() < self.min_numel:
-            return weighted_average(gradients, weights)
-        return radial_directional_average(gradients, weights, self.cancel_below)
+        return self.merge_and_compare(gradients, weights)[0]
+
+    def merge_and_compare(
+        self, gradients: Sequence[Tensor], weights: Sequence[float]
+    ) -> tuple[Tensor, float]:
+        """The merged gradient and `agreement`, from the same passes over the gradients."""
+        gradients, weights = _positive(gradients, weights)
+        if gradients[0].numel() < self.min_numel:
+            return weighted_average(gradients, weights), agreement(gradients, weights)
+        return _directional(gradients, weights, self.cancel_below)
 
 
 MERGE_RULES: dict[str, type] = {"rda": RadialDirectional, "average": Average}
@@ -151,12 +148,17 @@ def merge_fragment(
     agreed = 0.0
     for name in names:
         gradients, _ = _positive([c[name] for c in contributions], weights, name)
+        agreement_known: float | None = None
         if name in average_names or len(gradients) == 1:
             merged[name] = weighted_average(gradients, weights)
+        elif isinstance(rule, RadialDirectional):
+            merged[name], agreement_known = rule.merge_and_compare(gradients, weights)
         else:
             merged[name] = _checked(rule(gradients, weights), gradients[0], name, rule)
         if name in ruled:
-            agreed += agreement(gradients, weights) * gradients[0].numel()
+            if agreement_known is None:
+                agreement_known = agreement(gradients, weights)
+            agreed += agreement_known * gradients[0].numel()
     elements = sum(contributions[0][name].numel() for name in ruled)
     return merged, agreed / elements if elements else 0.0
 
@@ -200,18 +202,37 @@ def _positive(
     return drop_weightless(tensors, weights)
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.to(torch.float64)))
+@dataclass(frozen=True, slots=True)
+class _Directions:
+    """What a set of gradients has in common: each one's length, and that of sum(w * phi(v))."""
+
+    norms: list[float]
+    factors: list[float]  # w / |v|, 0 for a zero v
+    length: float
+    agreement: float
+
+    @classmethod
+    def of(cls, gradients: list[Tensor], weights: list[float]) -> "_Directions":
+        if len(gradients) == 1:
+            agreed = 1.0 if bool(gradients[0].any()) else 0.0
+            return cls([], [], agreed * weights[0], agreed)
+        norms = [norm(gradient) for gradient in gradients]
+        factors = [w / length if length else 0.0 for w, length in zip(weights, norms, strict=True)]
+        length = sum_norm(gradients, factors)
+        return cls(norms, factors, length, length / sum(weights))
 
 
-def _scaled_sum(gradients: list[Tensor], factors: list[float]) -> Tensor:
-    """Return sum(factor * gradient) in float64; product and sum round separately (no FMA)."""
-    total = gradients[0].to(torch.float64, copy=True).mul_(factors[0])
-    for gradient, factor in zip(gradients[1:], factors[1:], strict=True):
-        total.add_(gradient.to(torch.float64, copy=True).mul_(factor))
-    return total
-
-
-def _direction_sum(gradients: list[Tensor], weights: list[float], norms: list[float]) -> Tensor:
-    factors = [w / norm if norm else 0.0 for w, norm in zip(weights, norms, strict=True)]
-    return _scaled_sum(gradients, factors)
+def _directional(
+    gradients: list[Tensor], weights: list[float], cancel_below: float
+) -> tuple[Tensor, float]:
+    """RDA and agreement of gradients that `_positive` has checked."""
+    check_number("cancel_below", cancel_below, 0)
+    found, dtype = _Directions.of(gradients, weights), compute_dtype(*gradients)
+    if len(gradients) == 1:
+        return gradients[0].to(dtype), found.agreement
+    if found.agreement < cancel_below or found.length == 0:
+        return weighted_average(gradients, weights), found.agreement
+    radius = sum(w * one for w, one in zip(weights, found.norms, strict=True)) / sum(weights)
+    scale = radius / found.length
+    merged = scaled_sum(gradients, found.factors, lambda piece: piece.mul_(scale), dtype)
+    return merged, found.agreement
