@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dd_lightning.algorithm import (
     MERGE_RULES,
-    dtype_from_name,
     from_delta,
     merge_buffers,
     merge_fragment,
@@ -167,13 +166,15 @@ class Merger:
             if base is None:
                 return None
             return {n: from_delta(current[n], base[n], held.payload[n]) for n in sorted(current)}
-        dtype = dtype_from_name(held.dtype)
-        if dtype.itemsize == 2 and base is not None:
-            return {
-                n: reanchored(current[n], base[n], held.payload[n], dtype) for n in sorted(current)
-            }
+        return {n: self._move(current[n], base, n, held.payload[n]) for n in sorted(current)}
+
+    @staticmethod
+    def _move(current: Tensor, base: dict[str, Tensor] | None, name: str, local: Tensor) -> Tensor:
+        # values travel in the learner's own dtype, tensor by tensor: models mix them
+        if local.dtype.itemsize == 2 and base is not None:
+            return reanchored(current, base[name], local)
         # a 16-bit learner whose base is gone has moved far more than the rounding of its base
-        return {n: outer_gradient(current[n], held.payload[n]) for n in sorted(current)}
+        return outer_gradient(current, local)
 
     def _base(
         self, fragment: int, version: Version, current: dict[str, Tensor]

@@ -187,6 +187,8 @@ class SyncerServer:
                 log.warning("payload refused: %s", error)
                 self.core.refuse_payload(arrival.session, message, error.reason, now)
                 return
+            if any(tensor.dtype.itemsize == 2 for tensor in payload.values()):
+                self.keep_versions = True  # some tensors of a model in several dtypes
         if isinstance(message, Join) and _is_16_bit(message.dtype):
             self.keep_versions = True
         peer = self._channel.peer_address(arrival.session) if isinstance(message, Join) else ""

@@ -174,6 +174,19 @@ def test_an_idle_16_bit_learner_moves_nothing() -> None:
     assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
 
 
+@pytest.mark.parametrize("stated", ["float32", "bfloat16", "of another version"])
+def test_each_tensor_is_anchored_in_the_dtype_it_came_in(stated) -> None:
+    module = module_of(config_of(), keep_versions=lambda: True)
+    before = theta_of(module)
+    names = [n for n in layout_of(module.config).fragments[0] if "running" not in n]
+    half = names[0]  # a model in two dtypes, idle: whatever its join states, nothing moves
+    values = {n: before[n].bfloat16() if n == half else before[n].clone() for n in names}
+    held = contribution("0", 0, values, dtype=stated)
+    merged = module.merger.merge(job(0, (1, 1), held), module.configure_optimizers())
+    assert merged.result.rejected == () and merged.result.norms == (("0", 0.0),)
+    assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
+
+
 def test_reanchor_takes_the_weighted_average_and_zeroes_momentum() -> None:
     module = module_of(config_of(outer={"lr": 0.7, "momentum": 0.9}))
     optimizer = module.configure_optimizers()
