@@ -71,8 +71,11 @@ class OddPeers:
         self.total = 0
 
     def saw(self, peer: str, reason: str, now: float) -> None:
-        """`peer` sent something that is no message of ours."""
+        """`peer` (a host, or HOST:PORT) sent something that is no message of ours."""
         self.total += 1
+        host, colon, port = peer.rpartition(":")
+        # a port is new at every connection: a health check would be a new peer each time
+        peer = host if colon and port.isdecimal() else peer
         self._counts[peer] = self._counts.get(peer, 0) + 1
         if now - self._said_s.get(peer, -ODD_PEER_EVERY_S) < ODD_PEER_EVERY_S:
             return

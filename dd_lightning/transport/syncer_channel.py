@@ -164,7 +164,7 @@ class SyncerChannel:
         try:
             message, payload = frames.decode_frames(messages.decode_from_learner, role, body)
         except ValueError as error:
-            return Malformed(name, str(error))
+            return Malformed(session.peer or name, str(error))
         return Arrival(name, message, payload, size)
 
     def _stranger(self, identity: bytes, parts: list[zmq.Frame]) -> Malformed:

@@ -39,6 +39,15 @@ def test_a_peer_is_named_once_a_minute_with_its_count(feed, caplog) -> None:
     assert len(caplog.records) == 3
 
 
+def test_a_host_that_connects_again_and_again_is_one_peer(feed) -> None:
+    writer, heard, _ = feed
+    odd = OddPeers(writer)
+    for number in range(50):
+        odd.saw(f"10.0.0.1:{40000 + number}", "closed without a word", float(number))
+        odd.saw(f"::1:{40000 + number}", "closed without a word", float(number))
+    assert len(heard) == 2 and odd.total == 100
+
+
 def test_many_strangers_take_bounded_memory(feed) -> None:
     odd = OddPeers(feed[0])
     for number in range(3000):
