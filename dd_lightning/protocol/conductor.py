@@ -540,9 +540,11 @@ class Conductor:
                 message.fragment, message.odometer - message.tokens, cause, run.book_loss
             )
         self.waiting_applies = kept
+        unbooked = {id(member.account) for member, _ in kept}
         for account in run.accounts.values():
-            if account.ended and not account.closed:
-                if not any(r.involves(account.learner) for r in busy.values()):
+            involved = any(round_.involves(account.learner) for round_ in busy.values())
+            if account.ended and not account.closed and not involved:
+                if id(account) not in unbooked:
                     account.close(run.book_loss)
 
     def delivered(self, member: Member, fragment: int, n: int, now: float) -> None:

@@ -65,12 +65,11 @@ class Endgame:
             final.asked_s = now
             run.say(member.session, final.pull)
 
-    def _was_asked(self, member: Member, final: Final, round_: Round) -> bool:
-        """As one of the roster, by a final pull before the round opened, or, under `wait: overlap`,
-        by its own clock: a second snapshot would take the place of one that may yet be merged."""
+    @staticmethod
+    def _was_asked(member: Member, final: Final, round_: Round) -> bool:
+        """As one of the roster, or by a final pull before the round opened."""
         by_final_pull = final.pull is not None and final.pull.round == round_.number
-        by_own_clock = self.run.config.algorithm.wait == "overlap"
-        return by_final_pull or by_own_clock or round_.was_asked(member.learner)
+        return by_final_pull or round_.was_asked(member.learner)
 
     def nothing(self, member: Member, message: Nothing, now: float) -> None:
         """It holds nothing of this fragment that no merge has."""

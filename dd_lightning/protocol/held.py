@@ -123,6 +123,13 @@ class FragmentState:
             or (base != HELD and self.version > base)
         )
 
+    def may_be_merged(self, asked: RoundKey) -> bool:
+        """Whether the unsettled snapshot is of an earlier round of this epoch that may be open."""
+        snapshot = self.snapshot
+        if snapshot is None or snapshot.round[0] != asked[0]:
+            return False
+        return self.closed < snapshot.round < asked
+
     def snapshot_again(self, pull: Pull) -> Snapshot:
         """The unsettled snapshot, of this very round, once more."""
         assert self.snapshot is not None

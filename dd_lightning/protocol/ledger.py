@@ -312,6 +312,12 @@ class LearnerLedger:
             elif state.snapshot is not None and state.snapshot.round == key:
                 state.asked = None
                 out.append(state.snapshot_again(pull))
+            elif pull.final and state.may_be_merged(key):
+                # asked before its round opened, while a snapshot (unasked) is on its way to an
+                # earlier one: a new one would take its place. Again, until we hear of its round
+                state.asked = None
+                assert state.snapshot is not None
+                out.append(state.snapshot)
             elif pull.final and not state.holds_work:
                 state.asked, state.handed_in = None, True
                 out.append(self._nothing(pull))
