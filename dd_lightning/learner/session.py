@@ -123,6 +123,10 @@ class LearnerSession:
         self.clock.resume(self._comm.clock())
         self._report("training")
 
+    def begin_epoch(self) -> None:
+        """Before the first batch: callbacks have frozen and unfrozen what they want by now."""
+        self._values.warn_of_unfrozen()
+
     def poll(self) -> None:
         """After a step that did not count: raise what went wrong, hear what came."""
         self._drain()

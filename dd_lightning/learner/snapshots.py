@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,12 +25,16 @@ class ModelValues:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._tensors: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}  # parameters
+        self._owners: dict[str, tuple[nn.Module, str]] = {}  # of buffers, which may be replaced
+        self._local = {n for n, p in module.named_parameters() if not p.requires_grad}
+        self._module = module
         self._fragments: tuple[tuple[str, ...], ...] = ()
         self._original: dict[str, Tensor] = {}  # buffers that have not changed yet
         embeddings = average_rule_names(module, None)
         self.infos = (*self._parameters(module, embeddings), *self._buffers(module))
         self.buffers = frozenset(self._original)
+        self._shapes = {info.name: info.shape for info in self.infos}
 
     def _parameters(self, module: nn.Module, embeddings: set[str]) -> list[TensorInfo]:
         infos, seen = [], set()
@@ -68,7 +73,7 @@ class ModelValues:
                 local = local_name in child._non_persistent_buffers_set
                 if local or buffer.dtype not in _FLOATS or not bool(buffer.isfinite().all()):
                     continue
-                self._tensors[name] = buffer
+                self._owners[name] = (child, local_name)
                 self._original[name] = buffer.detach().clone()
                 module_name = first if first in self._tensors else ""
                 infos.append(TensorInfo(name, tuple(buffer.shape), "buffer", module_name))
@@ -78,9 +83,8 @@ class ModelValues:
     def main_dtype(self) -> str:
         """Dtype of most parameters' elements, as a join states it."""
         counts: dict[torch.dtype, int] = {}
-        for name, tensor in self._tensors.items():
-            if name not in self.buffers:
-                counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+        for tensor in self._tensors.values():
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
         return dtype_name(max(counts, key=lambda dtype: counts[dtype]))
 
     def place(self, fragments: Sequence[Sequence[str]]) -> None:
@@ -89,7 +93,22 @@ class ModelValues:
 
     def dtype(self, name: str) -> torch.dtype:
         """Dtype in which the module holds it."""
-        return self._tensors[name].dtype
+        return self._tensor(name).dtype
+
+    def warn_of_unfrozen(self) -> None:
+        """Once per parameter that was frozen at the join and is trained now: it stays local."""
+        if not self._local:
+            return
+        found = [n for n, p in self._module.named_parameters() if p.requires_grad]
+        names = sorted(self._local.intersection(found))
+        self._local.difference_update(names)
+        if names:
+            warnings.warn(
+                f"{len(names)} parameters were frozen when this learner joined and are trained "
+                f"now ({', '.join(names[:3])}): they are not merged, so learners drift apart in "
+                "them. Unfreeze what is to be trained before fit, or train it in a run of its own.",
+                stacklevel=2,
+            )
 
     def read(self, fragment: int) -> dict[str, Tensor]:
         """Copies in host memory: parameters, and the buffers that have changed."""
@@ -104,17 +123,37 @@ class ModelValues:
         """Copy into place, so that whatever shares the storage stays shared."""
         for name in self._fragments[fragment]:
             if name in tensors:
-                self._tensors[name].copy_(tensors[name])
+                self._tensor(name).copy_(tensors[name])
+
+    def _tensor(self, name: str) -> Tensor:
+        """Parameters keep their place; `self.average = ...` gives a module another buffer.
+
+        Raises:
+            RuntimeError: a buffer has another shape than at the join.
+        """
+        if name in self._tensors:
+            return self._tensors[name]
+        module, local_name = self._owners[name]
+        buffer = module._buffers[local_name]
+        shape = None if buffer is None else tuple(buffer.shape)
+        if buffer is None or shape != self._shapes[name]:
+            raise RuntimeError(
+                f"buffer {name} had shape {self._shapes[name]} when this learner joined and has "
+                f"{shape} now. Register it with persistent=False to keep it local, or run with "
+                "algorithm.buffers=false."
+            )
+        return buffer
 
     def _copy(self, name: str) -> Tensor:
-        return self._tensors[name].detach().to("cpu", copy=True).contiguous()
+        return self._tensor(name).detach().to("cpu", copy=True).contiguous()
 
     def _moves(self, name: str) -> bool:
         original = self._original.get(name)
         if original is None:
             return True
         # equal() has no meaning for it once the values are not finite: it then counts as changed
-        changed = not torch.equal(original.to(self._tensors[name].device), self._tensors[name])
+        now = self._tensor(name)
+        changed = not torch.equal(original.to(now.device), now)
         if changed:
             del self._original[name]
         return changed

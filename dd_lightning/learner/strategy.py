@@ -145,6 +145,8 @@ class DecoupledDiLoCoStrategy(Strategy):
         if not self._automatic:
             self._boundary()
         session = self._joined
+        if batch_idx == 0:
+            session.begin_epoch()
         session.clock.begin(session.now())
 
     def _boundary(self) -> None:

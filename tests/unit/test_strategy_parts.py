@@ -218,6 +218,29 @@ def test_buffers_travel_once_they_have_changed_and_copies_are_copies():
     assert "norm.running_mean" in values.read(0)
 
 
+def test_a_buffer_that_the_module_replaces_is_followed():
+    module = Model()
+    values = ModelValues(module)
+    values.place([[info.name for info in values.infos]])
+    module.norm.running_mean = module.norm.running_mean + 2
+    assert torch.equal(values.read(0)["norm.running_mean"], torch.full((3,), 2.0))
+    values.write(0, {"norm.running_mean": torch.full((3,), 5.0)})
+    assert torch.equal(module.norm.running_mean, torch.full((3,), 5.0))
+    module.norm.running_mean = torch.zeros(4)
+    with pytest.raises(RuntimeError, match=r"norm.running_mean had shape \(3,\).*persistent=False"):
+        values.read(0)
+
+
+def test_parameters_unfrozen_after_the_join_are_named_once():
+    module = Model()
+    values = ModelValues(module)
+    values.warn_of_unfrozen()
+    module.frozen.requires_grad_(True)
+    with pytest.warns(UserWarning, match="2 parameters were frozen .*frozen.bias, frozen.weight"):
+        values.warn_of_unfrozen()
+    values.warn_of_unfrozen()  # warnings are errors
+
+
 def test_write_is_in_place_and_casts():
     module = Model(torch.bfloat16)
     values = ModelValues(module)
