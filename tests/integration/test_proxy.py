@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import random
-import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -15,10 +14,11 @@ import pytest
 from dd_lightning.network import WanProfile
 from dd_lightning.network.probe import AckServer, expected_request_s, request_times
 from dd_lightning.network.proxy import Route, ShapingProxy
+from tests.timing import ATTEMPTS, assert_times
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 30.0  # bound on every wait of these tests
+WAIT_S = 100.0  # bound on every wait of these tests
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -93,9 +93,9 @@ async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def send_all(learner: int, port: int, size: int) -> float:
-    """Seconds until the server has said that it read everything."""
+    """Seconds from the dial until the server has said that it read everything."""
+    begin = time.monotonic()
     async with dial(learner, port) as (reader, writer):
-        begin = time.monotonic()
         writer.write(bytes(size))
         writer.write_eof()
         assert await reader.read() == b"k"
@@ -106,39 +106,45 @@ SIZES = {10_000: 0.082, 100_000: 0.090, 1_000_000: 0.166, 8_000_000: 0.757}
 
 
 def test_warm_requests_agree_with_kernel_tcp_and_the_model() -> None:
-    """80 ms, 100 Mbit/s against the times measured over a TUN link (medians; 5 % + 10 ms)."""
+    """80 ms, 100 Mbit/s against the times measured over a TUN link, within 5 % + 10 ms."""
     wan = profile(slow_start=True)
+    warm_up = max(SIZES)
 
     async def measure(server: AckServer) -> dict[int, list[float]]:
         proxy = ShapingProxy(wan, [route(0, server.port)])
         await proxy.start()
         address = ("127.0.1.1", server.port)
         try:
-            return await asyncio.to_thread(request_times, address, SIZES, 5, 8_000_000)
+            return await asyncio.to_thread(request_times, address, SIZES, 2, warm_up)
         finally:
             await proxy.close()
 
-    with AckServer() as server:
-        measured = run(measure(server))
-        assert server.sources == ["127.0.1.1"]
-    for size, kernel_s in SIZES.items():
-        median = statistics.median(measured[size])
-        assert median == pytest.approx(kernel_s, rel=0.05, abs=0.01)
-        expected = expected_request_s(wan, "a", size, 8_000_000)
-        assert median == pytest.approx(expected, rel=0.05, abs=0.01)
+    def shortest() -> list[float]:
+        with AckServer() as server:
+            measured = run(measure(server))
+            assert server.sources == ["127.0.1.1"]
+        return [min(measured[size]) for size in SIZES]
+
+    model = [expected_request_s(wan, "a", size, warm_up) for size in SIZES]
+    assert_times(shortest, list(SIZES.values()), model, rel=0.05, add=0.01)
 
 
 @pytest.mark.parametrize(("regions", "share"), [("aa", 2), ("ac", 1)])
 def test_only_learners_of_one_region_share_its_bandwidth(regions: str, share: int) -> None:
     size = 2_000_000
+    evenness: list[float] = []
 
     async def both() -> list[float]:
         async with shaped(profile(), swallow, regions) as (_, port):
-            return await asyncio.gather(*(send_all(k, port, size) for k in range(2)))
+            begin = time.monotonic()
+            times = await asyncio.gather(*(send_all(k, port, size) for k in range(2)))
+            evenness.append(min(times) / max(times))
+            return [time.monotonic() - begin]
 
-    alone = 0.16 + size * 8 * 1500 / 1448 / 100e6  # handshake, round trip, bytes
-    expected = alone + (share - 1) * (alone - 0.16)
-    assert run(both()) == pytest.approx([expected] * 2, rel=0.1)
+    wire = size * 8 * 1500 / 1448 / 100e6
+    # handshake, round trip, bytes
+    assert_times(lambda: run(both()), [0.16 + share * wire], rel=0.1)
+    assert max(evenness) > 0.9
 
 
 def test_up_and_down_have_their_own_rates_and_counters() -> None:
@@ -151,21 +157,21 @@ def test_up_and_down_have_their_own_rates_and_counters() -> None:
         writer.write(bytes(down))
         await writer.drain()
 
-    async def times() -> tuple[float, float, dict[str, dict[str, int]]]:
+    async def times() -> tuple[float, float]:
         wan = profile(up_mbit_s=10, down_mbit_s=100)
-        async with shaped(wan, answer) as (proxy, port), dial(0, port) as (reader, writer):
+        async with shaped(wan, answer) as (proxy, port):
             marks = [time.monotonic()]
-            for data, size in ((bytes(up), 1), (b"k", down)):
-                writer.write(data)
-                await reader.readexactly(size)
-                marks.append(time.monotonic())
-            return marks[1] - marks[0], marks[2] - marks[1], proxy.bytes()
+            async with dial(0, port) as (reader, writer):
+                for data, size in ((bytes(up), 1), (b"k", down)):
+                    writer.write(data)
+                    await reader.readexactly(size)
+                    marks.append(time.monotonic())
+                assert proxy.bytes() == {"0": {"up": up + 1, "down": down + 1}}
+            return marks[1] - marks[0], marks[2] - marks[1]
 
-    up_s, down_s, counts = run(times())
     wire = 250_000 * 8 * 1500 / 1448 / 10e6
-    assert up_s == pytest.approx(0.16 + wire, rel=0.1)  # the first with the handshake
-    assert down_s == pytest.approx(0.08 + wire, rel=0.1)
-    assert counts == {"0": {"up": up + 1, "down": down + 1}}
+    # the first with the handshake
+    assert_times(lambda: run(times()), [0.16 + wire, 0.08 + wire], rel=0.1)
 
 
 def test_bytes_arrive_whole_and_in_order_under_jitter_and_loss() -> None:
@@ -187,38 +193,48 @@ def test_bytes_arrive_whole_and_in_order_under_jitter_and_loss() -> None:
 
 def test_outage_holds_bytes_and_the_close() -> None:
     """A close in an outage is seen after it; another region's learner notices nothing."""
-    outage = {"region": "a", "start_s": 0.5, "seconds": 1.0}
-    seen: dict[str, float] = {}
+    begin_s, seconds = 0.5, 1.0
+    outage = {"region": "a", "start_s": begin_s, "seconds": seconds}
 
-    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        learner = writer.get_extra_info("peername")[0]
-        await reader.readexactly(1)
-        seen[f"{learner} opened"] = time.monotonic()
-        while await reader.read(2**16):
-            seen[f"{learner} bytes"] = time.monotonic()
-        seen[f"{learner} closed"] = time.monotonic()
+    async def scenario() -> bool:
+        """Whether everything happened in time; false where the machine was too busy."""
+        seen: dict[str, float] = {}
 
-    async def scenario() -> float:
+        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            learner = writer.get_extra_info("peername")[0]
+            await reader.readexactly(1)
+            seen[f"{learner} opened"] = time.monotonic()
+            while await reader.read(2**16):
+                seen[f"{learner} bytes"] = time.monotonic()
+            seen[f"{learner} closed"] = time.monotonic()
+
+        least = time.monotonic()  # the outage's clock starts between this and `most`
         async with shaped(profile((outage,)), note, "ac") as (_, port):
-            begin = time.monotonic()
+            most = time.monotonic()
             writers = []
             for learner in range(2):
                 _, writer = await asyncio.open_connection(f"127.0.1.{learner + 1}", port)
                 writer.write(b"x")
                 writers.append(writer)
-            await asyncio.sleep(begin + 0.6 - time.monotonic())  # into the outage
+            await asyncio.sleep(most + begin_s + 0.1 - time.monotonic())  # into the outage
             for writer in writers:
                 writer.write(bytes(1000))
                 await hang_up(writer)
+            sent = time.monotonic()
             while len(seen) < 6:
                 await asyncio.sleep(0.01)
-            return begin
+        over = least + begin_s + seconds
+        if sent > over:
+            return False
+        assert seen["127.0.1.1 bytes"] >= over
+        assert seen["127.0.1.1 closed"] >= seen["127.0.1.1 bytes"]
+        return (
+            seen["127.0.1.1 opened"] < least + begin_s
+            and seen["127.0.1.1 bytes"] <= sent + 2.1 * seconds + 1
+            and seen["127.0.1.2 closed"] < over
+        )
 
-    begin = run(scenario())
-    assert seen["127.0.1.1 opened"] - begin < 0.5
-    assert 1.5 <= seen["127.0.1.1 bytes"] - begin <= 0.6 + 2.1 * 1.0 + 1
-    assert seen["127.0.1.1 closed"] >= seen["127.0.1.1 bytes"]
-    assert seen["127.0.1.2 closed"] - begin < 1.0
+    assert any(run(scenario()) for _ in range(ATTEMPTS))
 
 
 def test_a_reset_travels_as_bytes_do() -> None:
@@ -241,7 +257,8 @@ def test_a_reset_travels_as_bytes_do() -> None:
             writer.transport.abort()
             while not broken:
                 await asyncio.sleep(0.01)
-            assert not proxy._connections
+            while proxy._connections:
+                await asyncio.sleep(0.01)
             return killed
 
     killed = run(scenario())
@@ -286,7 +303,7 @@ def test_a_new_connection_costs_a_round_trip() -> None:
         async with shaped(profile(), swallow) as (_, port):
             return await send_all(0, port, 10)
 
-    assert run(scenario()) == pytest.approx(0.16, abs=0.02)
+    assert_times(lambda: [run(scenario())], [0.16], rel=0.0, add=0.02)
 
 
 def test_new_connections_do_not_hold_up_the_others() -> None:
@@ -300,7 +317,7 @@ def test_new_connections_do_not_hold_up_the_others() -> None:
                     await asyncio.sleep(0.02)
             return await sending
 
-    assert run(scenario()) == pytest.approx(0.8 + 80e6 * 1500 / 1448 / 1e9, rel=0.1)
+    assert_times(lambda: [run(scenario())], [0.8 + 80e6 * 1500 / 1448 / 1e9], rel=0.1)
 
 
 def test_a_syncer_that_is_away_is_a_closed_connection() -> None:
