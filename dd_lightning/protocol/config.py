@@ -7,6 +7,7 @@ prints them. Nothing here starts anything: a wrong value is a ValueError before 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import warnings
 from collections.abc import Mapping
@@ -136,8 +137,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) < 0 or (getattr(self, name) == 0 and name != "rejoin"):
-                _fail(f"timeouts.{name}", getattr(self, name), "seconds above 0")
+            value = getattr(self, name)
+            if not (0 < value < math.inf or (value == 0 and name == "rejoin")):  # NaN neither
+                _fail(f"timeouts.{name}", value, "seconds above 0, not infinite")
         for low, high, factor in (
             ("heartbeat", "lease", 3),
             ("lease", "round", 1),
@@ -225,7 +227,8 @@ class SyncerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         said = self.algorithm.cautions()
         momentum = self.algorithm.outer.get("momentum", 0.0)
         merges = (self.max_steps or 0) / self.algorithm.sync_every
-        if self.max_steps and merges < MERGES_BELOW_WHICH_MOMENTUM_HURTS and momentum >= 0.8:
+        is_high = isinstance(momentum, int | float) and momentum >= 0.8  # else: refused elsewhere
+        if self.max_steps and merges < MERGES_BELOW_WHICH_MOMENTUM_HURTS and is_high:
             said.append(
                 f"each fragment will see about {merges:.0f} merges, too few for outer momentum "
                 f"{momentum} to pay off: algorithm=short_run (lr 0.7, momentum 0.3) suits it"
@@ -245,18 +248,19 @@ class SyncerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def load(cls, values: Mapping[str, Any]) -> SyncerConfig:
         """From plain nested values; `algorithm.preset` names the preset the rest overrides."""
         values = dict(values)
-        algorithm = dict(values.get("algorithm") or {})
+        algorithm = _mapping("algorithm", values.get("algorithm"), "algorithm: {preset: short_run}")
         preset = algorithm.get("preset", "paper")
-        if preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in PRESETS:
             _fail("algorithm.preset", preset, " | ".join(PRESETS))
-        outer = algorithm.get("outer") or {}
+        outer = _mapping("algorithm.outer", algorithm.get("outer"), "outer: {lr: 0.7}")
+        timeouts = _mapping("timeouts", values.get("timeouts"), "timeouts: {round: 60}")
         base = PRESETS[preset]
         values["algorithm"] = {**base, **algorithm, "preset": preset}
         if "_target_" not in outer:
             values["algorithm"]["outer"] = {**base["outer"], **outer}
         _refuse_unknown(cls, values, "")
         _refuse_unknown(AlgorithmConfig, values["algorithm"], "algorithm.")
-        _refuse_unknown(Timeouts, values.get("timeouts") or {}, "timeouts.")
+        _refuse_unknown(Timeouts, timeouts, "timeouts.")
         if values.get("timeouts") is None:
             values.pop("timeouts", None)
         try:
@@ -265,10 +269,16 @@ class SyncerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(_teach(str(error), values)) from error
 
 
+def _mapping(name: str, value: Any, example: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        _fail(name, value, "a mapping of settings", f"For example {example}.")
+    return dict(value or {})
+
+
 def _refuse_unknown(struct: type[msgspec.Struct], values: Mapping[str, Any], prefix: str) -> None:
     for key in values:
         if key not in struct.__struct_fields__:
-            near = difflib.get_close_matches(key, struct.__struct_fields__, n=1)
+            near = difflib.get_close_matches(str(key), struct.__struct_fields__, n=1)
             hint = f" Did you mean {prefix}{near[0]}?" if near else ""
             raise ValueError(
                 f"{prefix}{key} is not a setting; allowed: "

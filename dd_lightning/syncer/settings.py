@@ -68,6 +68,9 @@ def load_config(file: Path | None, overrides: list[str]) -> SyncerConfig:
         ValueError: the file is missing or no mapping, or a setting is wrong.
     """
     values = {} if file is None else _read(file)
+    if isinstance(values.get("algorithm"), str):  # the same short form as on the command line
+        check_choice("algorithm", values["algorithm"], PRESETS)
+        values["algorithm"] = {"preset": values["algorithm"]}
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:

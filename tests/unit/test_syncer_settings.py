@@ -20,6 +20,34 @@ def test_a_file_a_preset_and_overrides(tmp_path) -> None:
     assert config.timeouts.lease == 12
 
 
+def test_a_file_may_name_a_preset_as_the_command_line_does(tmp_path) -> None:
+    file = tmp_path / "syncer.yaml"
+    file.write_text("algorithm: short_run\n")
+    algorithm = load_config(file, ["algorithm.fragments=5"]).algorithm
+    assert (algorithm.preset, algorithm.fragments, algorithm.sync_every) == ("short_run", 5, 12)
+    file.write_text("algorithm: papr\n")
+    with pytest.raises(ValueError, match="algorithm is 'papr'; allowed: paper"):
+        load_config(file, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("algorithm: {outer: 0.7}", "algorithm.outer is 0.7; allowed: a mapping"),
+        ("algorithm: [short_run]", "algorithm is .*; allowed: a mapping"),
+        ("algorithm: {preset: [paper]}", "algorithm.preset is"),
+        ("timeouts: 5", "timeouts is 5; allowed: a mapping"),
+        ("timeouts: {round: .nan}", "timeouts.round is nan; allowed: seconds above 0"),
+        ("1: 2", "1 is not a setting"),
+    ],
+)
+def test_a_setting_of_another_kind_is_named(tmp_path, text, said) -> None:
+    file = tmp_path / "syncer.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        load_config(file, [])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
