@@ -8,11 +8,20 @@ delaying or reordering them changes nothing but time (`dd_lightning/README.md`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 PROTOCOL_VERSION = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""Whatever counts up; no sum or product of a few leaves what the syncer's arithmetic takes."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+"""A duration. NaN and infinity are refused: one in a moving average would stay there for ever."""
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+"""Of a learner or an incarnation: on every row of the tape and in every table."""
 
 Version = tuple[int, int]
 """(epoch of the syncer, number of merges this fragment has seen); compares lexicographically."""
@@ -67,23 +76,23 @@ class Join(Message):
     fragment once; then `versions`, `odometer`, `pending` state what it holds.
     """
 
-    learner: str
-    incarnation: str
-    number: int
+    learner: Name
+    incarnation: Name
+    number: Count
     protocol: int = PROTOCOL_VERSION
     run_id: str = ""
-    generation: int = 0  # the last one this process held, 0: none
+    generation: Count = 0  # the last one this process held, 0: none
     continues: bool = False
     takeover: bool = False
     tensors: tuple[TensorInfo, ...] = ()
     dtype: str = "float32"  # of the learner's own parameters
-    step: int = 0  # inner steps done, over all incarnations that state was carried through
-    odometer: int = 0  # tokens of this incarnation
+    step: Count = 0  # inner steps done, over all incarnations that state was carried through
+    odometer: Count = 0  # tokens of this incarnation
     versions: tuple[Version, ...] = ()  # held per fragment
-    pending: tuple[tuple[int, int], ...] = ()  # (c_steps, c_tokens) per fragment
+    pending: tuple[tuple[Count, Count], ...] = ()  # (c_steps, c_tokens) per fragment
     state_from: str = "cold"  # self | checkpoint | peer | cold
-    state_step: int = 0
-    data_position: int = 0
+    state_step: Count = 0
+    data_position: Count = 0
     data_slot: int | None = None
     strategy: str = ""
     ranks: int = 1
@@ -95,8 +104,8 @@ class Join(Message):
 class Initial(Message):
     """*Payload.* Fragment `fragment` of version 0, from the first learner admitted."""
 
-    generation: int
-    fragment: int
+    generation: Count
+    fragment: Count
     payload: Payload
 
 
@@ -107,15 +116,15 @@ class Progress(Message):
     `step_seconds`: durations of the steps finished since the last report.
     """
 
-    generation: int
-    step: int
-    odometer: int
+    generation: Count
+    step: Count
+    odometer: Count
     state: str = "training"
-    step_seconds: tuple[float, ...] = ()
-    seconds_stepping: float = 0.0  # of this incarnation, as `design.md` defines it
+    step_seconds: tuple[Seconds, ...] = ()
+    seconds_stepping: Seconds = 0.0  # of this incarnation, as `design.md` defines it
     losses: tuple[float, ...] = ()  # training loss of (at most) the last 20 steps
-    ping: int = 0  # number of this report, answered by `Pong` when > 0
-    rtt_ms: float | None = None  # median of the round trips measured so far
+    ping: Count = 0  # number of this report, answered by `Pong` when > 0
+    rtt_ms: Seconds | None = None  # median of the round trips measured so far
     last_error: str = ""
 
 
@@ -126,18 +135,18 @@ class Contribution(Message):
     finishing learner. `unasked`: under `wait: overlap`, at the learner's own step r·H/P.
     """
 
-    generation: int
-    epoch: int
-    round: int
-    fragment: int
-    step: int
-    steps: int  # c_steps
-    tokens: int  # c_tokens
-    odometer: int
+    generation: Count
+    epoch: Count
+    round: Count
+    fragment: Count
+    step: Count
+    steps: Count  # c_steps
+    tokens: Count  # c_tokens
+    odometer: Count
     base: Version  # version the learner held when it took the snapshot
     payload: Payload
     fingerprint: str  # of the layout
-    boundary_wait_s: float = 0.0  # from the pull's arrival to the snapshot
+    boundary_wait_s: Seconds = 0.0  # from the pull's arrival to the snapshot
     final: bool = False
     unasked: bool = False
 
@@ -145,18 +154,18 @@ class Contribution(Message):
 class Nothing(Message):
     """Answer to a final pull: the learner holds nothing of this fragment that no merge has."""
 
-    generation: int
-    epoch: int
-    round: int
-    fragment: int
-    odometer: int
+    generation: Count
+    epoch: Count
+    round: Count
+    fragment: Count
+    odometer: Count
 
 
 class Received(Message):
     """Fragment `fragment` has arrived (not yet been applied): opens the outbox for the next."""
 
-    generation: int
-    fragment: int
+    generation: Count
+    fragment: Count
     version: Version
 
 
@@ -164,38 +173,38 @@ class Applied(Message):
     """A fragment was applied at the boundary after `step`. `odometer` and (`steps`, `tokens`):
     T and c right after it; `tokens_before`: c just before, after settling a merged snapshot."""
 
-    generation: int
-    step: int
-    fragment: int
+    generation: Count
+    step: Count
+    fragment: Count
     version: Version
-    odometer: int
-    steps: int
-    tokens: int
-    tokens_before: int
+    odometer: Count
+    steps: Count
+    tokens: Count
+    tokens_before: Count
     settled: RoundKey | None = None  # the round of the snapshot that `merged_upto` settled
 
 
 class Checkpointed(Message):
     """The learner wrote its own checkpoint (Lightning's) at `step`."""
 
-    generation: int
-    step: int
-    data_position: int
+    generation: Count
+    step: Count
+    data_position: Count
 
 
 class Finish(Message):
     """The learner has done its last inner step and answers final pulls from now on."""
 
-    generation: int
-    step: int
-    odometer: int
+    generation: Count
+    step: Count
+    odometer: Count
     reason: str = "done"
 
 
 class Goodbye(Message):
     """The learner leaves now; what it still holds is lost as `unsent`."""
 
-    generation: int
+    generation: Count
     reason: str
 
 

@@ -1,12 +1,13 @@
 """What is a well-formed message, on frames alone."""
 
+import math
 import zlib
 
 import pytest
 import zmq
 
 from dd_lightning.protocol import messages
-from dd_lightning.protocol.messages import decode_from_learner, encode
+from dd_lightning.protocol.messages import Progress, decode_from_learner, encode
 from dd_lightning.transport import frames
 from dd_lightning.transport.frames import CONTROL, DATA
 from tests.transport_samples import contribution, describe, from_learner, from_syncer, goodbye
@@ -53,6 +54,24 @@ def test_a_message_and_its_payload():
 def test_anything_else_is_refused_with_its_cause(role, parts, cause):
     with pytest.raises(ValueError, match=cause):
         decode(role, *parts)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step_seconds": (math.nan,)},
+        {"step_seconds": (-1.0,)},
+        {"seconds_stepping": math.inf},
+        {"rtt_ms": math.nan},
+        {"step": -1},
+        {"odometer": 2**63},
+    ],
+)
+def test_figures_that_no_learner_has_are_refused(wrong):
+    right = {"generation": 1, "step": 2, "odometer": 3}
+    assert decode(CONTROL, encode(Progress(**right)))[0] == Progress(**right)
+    with pytest.raises(ValueError, match=r"Expected `(float|int)` [<>]="):
+        decode(CONTROL, encode(Progress(**right | wrong)))
 
 
 def test_payload_faults():
