@@ -32,7 +32,7 @@ def identify(syncer: str | None, learner: str | int | None, key: str | None) -> 
     host's name, so that it is the same learner after a restart.
 
     Raises:
-        ValueError: no address, one that is not tcp://HOST:PORT, or a key.
+        ValueError: no address, one that is not tcp://HOST:PORT, a key, or no usable id.
     """
     address = syncer or os.environ.get("DD_SYNCER", "")
     if not address:
@@ -48,4 +48,10 @@ def identify(syncer: str | None, learner: str | int | None, key: str | None) -> 
         )
     if learner is None:
         learner = os.environ.get("DD_LEARNER") or socket.gethostname()
-    return Identity(address, str(learner), os.environ.get("DD_VIA", ""))
+    name = str(learner)
+    if not 1 <= len(name) <= 200 or not name.isprintable():
+        raise ValueError(
+            f"learner is {name[:50]!r}; allowed: an id of 1 to 200 printable characters, the same "
+            "after a restart (learner=... or DD_LEARNER)."
+        )
+    return Identity(address, name, os.environ.get("DD_VIA", ""))

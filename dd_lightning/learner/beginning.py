@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from dd_lightning.learner.comm import Channel, CommThread
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.snapshots import ModelValues
-from dd_lightning.protocol.config import SyncerConfig, Timeouts
+from dd_lightning.protocol.config import Timeouts
 from dd_lightning.protocol.learner_link import LearnerLink
-from dd_lightning.protocol.messages import Join
+from dd_lightning.protocol.messages import Join, TensorInfo
 
 if TYPE_CHECKING:
     from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
 
 CHECKPOINT_KEY = "decoupled_diloco"
+WIDEST_BYTES = 8  # of an element: float64
 
 
 def open_session(
@@ -42,7 +44,7 @@ def open_session(
         connect_timeout_s=strategy.connect_timeout_s,
         via=identity.via,
     )
-    comm = CommThread(link, dialer(identity.syncer), values.infos)
+    comm = CommThread(link, dialer(identity.syncer, values.infos), values.infos)
     session = LearnerSession(join, link, comm, values, lambda: trainer.received_sigterm)
     try:
         session.open()
@@ -79,13 +81,17 @@ def _join(
     )
 
 
-def dialer(address: str) -> Callable[[], Channel]:
-    """Makes channels to whatever syncer the rendezvous at `address` names now."""
+def dialer(address: str, tensors: tuple[TensorInfo, ...]) -> Callable[[], Channel]:
+    """Makes channels to whatever syncer the rendezvous at `address` names now.
+
+    Args:
+        tensors: of the module; no message is larger than all of them together.
+    """
     # imported here: tests of the learner's side bring channels of their own
     from dd_lightning.transport.learner_channel import LearnerChannel
     from dd_lightning.transport.rendezvous import lookup
 
-    most_bytes = SyncerConfig().max_message_mib * 2**20
+    most_bytes = WIDEST_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
 
     def dial() -> Channel:
         found = lookup(address, timeout_s=Timeouts().store)

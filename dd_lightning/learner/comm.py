@@ -203,8 +203,10 @@ class CommThread:
     def _deliver(self, action: Deliver) -> None:
         tensors = None
         if isinstance(action.message, Welcome):
-            codec = action.message.config["algorithm"]["codec"]
-            self._coder = Coder.of(self._tensors, codec)
+            config = action.message.config
+            self._coder = Coder.of(self._tensors, config["algorithm"]["codec"])
+            too_large = self._coder.too_large(action.message.fragments, config["max_message_mib"])
+            self._failed = self._failed or too_large
             self._backoff_s = BACKOFF_S[0]
         elif isinstance(action.message, Fragment):
             assert self._coder is not None  # a welcome comes before any fragment

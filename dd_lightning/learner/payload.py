@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,6 +25,7 @@ from dd_lightning.protocol.link_actions import Upload
 from dd_lightning.protocol.messages import Payload, TensorInfo, TensorPart
 
 _RAW = NoCodec()
+THETA_BYTES = 4  # of an element
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,17 @@ class Coder:
     def wants_deltas(self) -> bool:
         """Whether contributions go as base minus values."""
         return self.codec.encodes == "delta"  # type: ignore[attr-defined]
+
+    def too_large(self, fragments: Sequence[Sequence[str]], max_mib: int) -> str:
+        """Why this run's fragments cannot travel, "" where they can: Θ comes as float32."""
+        for index, names in enumerate(fragments):
+            mib = THETA_BYTES * sum(math.prod(self.shapes[name]) for name in names) / 2**20
+            if mib > max_mib:
+                return (
+                    f"fragment {index} has {mib:.0f} MiB, the run's max_message_mib is {max_mib}: "
+                    "give the syncer more algorithm.fragments, or a larger max_message_mib"
+                )
+        return ""
 
     def encode(self, upload: Upload) -> tuple[Payload, memoryview]:
         """Tensors in name order. Values without an anchor go raw, whatever the codec."""

@@ -13,6 +13,7 @@ from torch import nn
 from dd_lightning import DecoupledDiLoCoStrategy
 from dd_lightning.algorithm import CODECS
 from dd_lightning.learner.address import identify
+from dd_lightning.learner.beginning import dialer
 from dd_lightning.learner.comm import CommThread
 from dd_lightning.learner.payload import Coder
 from dd_lightning.learner.sampler import sampler_kwargs
@@ -25,8 +26,9 @@ from dd_lightning.protocol.held import Snapshot
 from dd_lightning.protocol.layout import build_layout
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.link_actions import InitialValues
-from dd_lightning.protocol.messages import Join
+from dd_lightning.protocol.messages import Join, TensorInfo
 from dd_lightning.syncer.payload import PayloadReader, encode_values
+from dd_lightning.transport import learner_channel, rendezvous
 
 pytestmark = pytest.mark.unit
 ADDRESS = "tcp://127.0.0.1:29400"
@@ -285,6 +287,27 @@ def test_the_syncer_reads_what_a_learner_encodes(codec, dtype):
             )
 
 
+def test_a_fragment_above_the_runs_message_limit_is_named():
+    tensors = (TensorInfo("a", (2**18,)), TensorInfo("b", (2**18 + 1,)))
+    coder = Coder.of(tensors, "none")
+    assert coder.too_large([["a"], ["b"]], 2) == ""
+    assert "fragment 1 has 1 MiB, the run's max_message_mib is 1" in coder.too_large(
+        [["a"], ["b"]], 1
+    )
+
+
+def test_a_channel_takes_whatever_the_model_can_need(monkeypatch):
+    made = []
+    monkeypatch.setattr(rendezvous, "lookup", lambda address, timeout_s: address)
+    monkeypatch.setattr(
+        learner_channel,
+        "LearnerChannel",
+        lambda found, max_message_bytes: made.append(max_message_bytes),
+    )
+    dialer(ADDRESS, (TensorInfo("a", (2**20, 2**10)), TensorInfo("b", (2**30,))))()
+    assert made == [8 * 2**31]  # not what this version's default setting says
+
+
 def test_a_learner_reads_theta_and_refuses_what_is_damaged():
     values, _ = placed()
     coder = Coder.of(values.infos, "none")
@@ -336,6 +359,8 @@ def test_a_wrong_address_is_refused(address):
         ({"data": "both"}, "seed | shard | none"),
         ({"connect_timeout": 0}, "connect_timeout"),
         ({"key": "secret"}, "no encrypted channel"),
+        ({"learner": ""}, "1 to 200 printable"),
+        ({"learner": "a\nb"}, "1 to 200 printable"),
         ({"inner": "fsdp"}, "later version"),
         ({"inner": FSDPStrategy}, "later version"),
     ],
