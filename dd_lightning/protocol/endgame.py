@@ -40,13 +40,11 @@ class Endgame:
         run, book = self.run, self.run.book
         step = median_step(run.live) or 0.0
         for fragment, final in member.finals.items():
-            if final.done or member.learner in run.final_inbox.get(fragment, {}):
+            if final.done or self._handed_in(member.learner, fragment):
                 continue
             if any(self._was_asked(member, final, r) for r in book.of(fragment)):
                 continue  # though struck since: what it was asked for may be on its way
             number = book.next_number_of(fragment)
-            if member.learner in run.early.get(number, {}):
-                continue
             fresh = final.pull is not None and final.pull.round == number
             patience = self.conductor.pull_timeout(member, step)
             if fresh and now < final.asked_s + patience:
@@ -64,6 +62,21 @@ class Endgame:
             )
             final.asked_s = now
             run.say(member.session, final.pull)
+
+    def _handed_in(self, learner: str, fragment: int) -> bool:
+        """Whether a contribution of it waits for a round of that fragment to open: a final, or one
+        that it made unasked, ahead of us."""
+        run = self.run
+        return learner in run.final_inbox.get(fragment, {}) or any(
+            learner in held and run.book.fragment_of(number) == fragment
+            for number, held in run.early.items()
+        )
+
+    def _anything_handed_in(self) -> bool:
+        finishing = self.run.in_state(FINISHING)
+        return any(self.run.final_inbox.values()) or any(
+            member.learner in held for member in finishing for held in self.run.early.values()
+        )
 
     @staticmethod
     def _was_asked(member: Member, final: Final, round_: Round) -> bool:
@@ -87,10 +100,10 @@ class Endgame:
         A fragment for which nothing was handed in gets a cancelled round, so that numbers and
         fragment order go on without a gap."""
         run, book = self.run, self.run.book
-        while any(run.final_inbox.values()) and run.quiet(now) and run.initialized:
+        while self._anything_handed_in() and run.quiet(now) and run.initialized:
             fragment = book.fragment_of(book.next_round)
             waits = any(
-                not final.done and member.learner not in run.final_inbox.get(fragment, {})
+                not final.done and not self._handed_in(member.learner, fragment)
                 for member in run.in_state(FINISHING)
                 for p, final in member.finals.items()
                 if p == fragment

@@ -325,13 +325,17 @@ class LearnerLedger:
                 taken += 1
                 state.asked, state.handed_in = None, self.finishing
                 waited = now - question.arrived_s
+                as_values = pull.values or pull.base != state.version
                 out.append(
-                    self._snapshot(index, key, waited, final=pull.final, as_values=pull.values)
+                    self._snapshot(index, key, waited, final=pull.final, as_values=as_values)
                 )
         return out
 
     def _is_ready(self, state: FragmentState, pull: Pull) -> bool:
-        base_applied = pull.base in (HELD, state.version)
+        # a final that came too late holds back every apply since: asked again, it is handed in
+        # as it stands
+        handed_in = pull.final and state.snapshot is not None and state.snapshot.final
+        base_applied = pull.base in (HELD, state.version) or handed_in
         left_for_own_step = (
             self.wait == "overlap" and not self.finishing and self._schedule.is_to_come(pull.round)
         )
