@@ -137,11 +137,14 @@ class SyncerServer:
             log.warning("%s", sentence)
             self._feed.write("warning", now, {"text": sentence})
         while self.outcome is None:
-            for event in self._channel.poll(self._poll_s(now)):
-                self._take_event(event)
-            self._take_results()
-            self._outgoing.flush()
+            events = self._channel.poll(self._poll_s(now))
+            # One time for all that had arrived by then: checking large payloads takes seconds, in
+            # which reports wait unread, and no lease may lapse for that.
             now = self._clock()
+            for event in events:
+                self._take_event(event, now)
+            self._take_results(now)
+            self._outgoing.flush()
             if self._aborted is not None:
                 self._give_up("failed", f"training failed: {self._aborted}", now)
                 break
@@ -157,11 +160,10 @@ class SyncerServer:
 
     def _poll_s(self, now: float) -> float:
         deadline = self.core.next_deadline(now)
-        wait_s = LONGEST_POLL_S if deadline is None else deadline - now
+        wait_s = LONGEST_POLL_S if deadline is None else deadline - self._clock()
         return min(max(wait_s, SHORTEST_POLL_S), LONGEST_POLL_S)
 
-    def _take_event(self, event: Arrival | Disconnected | Malformed) -> None:
-        now = self._clock()
+    def _take_event(self, event: Arrival | Disconnected | Malformed, now: float) -> None:
         if isinstance(event, Arrival):
             self._receive(event, now)
         elif isinstance(event, Disconnected):
@@ -201,13 +203,12 @@ class SyncerServer:
             self._reader = PayloadReader(self.core.run.layout, codec)
         return self._reader
 
-    def _take_results(self) -> None:
+    def _take_results(self, now: float) -> None:
         while True:
             try:
                 result = self._results.get_nowait()
             except Empty:
                 return
-            now = self._clock()
             if isinstance(result, Merged):
                 self.published[result.job.fragment] = result.published
                 self.core.merged(result.job, result.result, now)
