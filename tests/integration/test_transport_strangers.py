@@ -14,7 +14,7 @@ from dd_lightning.transport.frames import (
     identity_of,
 )
 from dd_lightning.transport.wiring import Monitor
-from tests.transport_samples import connected, count, goodbye, until
+from tests.transport_samples import BOUND_S, connected, count, goodbye, until
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +68,7 @@ def test_a_foreign_peer_is_counted_and_closed(context, kind):
         stranger.send(b"hello")
         (event,) = until(syncer, count(Malformed, 1))
         assert "no learner of this version" in event.reason
-        assert monitor.socket.poll(5000)
+        assert monitor.socket.poll(1000 * BOUND_S)
         monitor.close()
         unharmed(syncer, learner)
 
