@@ -11,9 +11,9 @@ from dd_lightning.launch.processes import SCRUBBED, Child, end_all, scrubbed_env
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-WAIT = "print('ready', flush=True); import time; time.sleep(60)"
+WAIT = "print('ready', flush=True); import time; time.sleep(600)"
 
 
 @pytest.fixture

@@ -20,9 +20,12 @@ from dd_lightning.launch.settings import check
 
 pytestmark = pytest.mark.integration
 
+END_TIMEOUT_S = 90
 WELL = "import time; time.sleep(0.3)"
-UNTIL_ENDED = "import time; time.sleep(60)"
+UNTIL_ENDED = "print('ready', flush=True); import time; time.sleep(600)"
+UNTIL_OTHERS_END = "import os, time\nwhile not os.path.exists({file!r}): time.sleep(0.02)"
 UNTIL_STDIN_CLOSES = "import sys; sys.stdin.read()"
+ROLES = ("syncer", "evaluator", "learner 0", "learner 1")
 CRASH = "raise SystemExit('the reason')"
 
 
@@ -31,16 +34,33 @@ class FakeRoles:
 
     def __init__(self, scripts, folder):
         self.scripts, self.folder, self.address = scripts, folder, "tcp://127.0.0.1:1"
-        self.started = []
+        self.started, self.children = [], {}
+
+    def others_ended(self):
+        """Whether all have ended that end on their own, as often as they are started."""
+        ending = [
+            role
+            for role, script in self.scripts.items()
+            if role != "syncer" and script not in (UNTIL_STDIN_CLOSES, UNTIL_ENDED)
+        ]
+        return all(
+            self.started.count(role) == len(self._starts(role))
+            and self.children[role].exit_code() is not None
+            for role in ending
+        )
+
+    def _starts(self, role):
+        script = self.scripts[role]
+        return script if isinstance(script, list) else [script]
 
     def _start(self, role, keep_stdin=False):
-        script = self.scripts[role]
-        if isinstance(script, list):
-            script = script[self.started.count(role)]
+        script = self._starts(role)[self.started.count(role)]
         self.started.append(role)
         command = [sys.executable, "-c", script]
         log = self.folder / f"{role}.log"
-        return Child(role, command, log, scrubbed_environment(1), keep_stdin)
+        child = Child(role, command, log, scrubbed_environment(1), keep_stdin)
+        self.children[role] = child
+        return child
 
     def start_syncer(self):
         return self._start("syncer")
@@ -61,7 +81,11 @@ class Data:
 
 
 class Said(list):
-    """A view that keeps what was said."""
+    """A view that keeps what was said; `tick` is called whenever it is refreshed."""
+
+    def __init__(self, tick):
+        super().__init__()
+        self.tick = tick
 
     def __enter__(self):
         return self
@@ -73,7 +97,7 @@ class Said(list):
         self.append(text)
 
     def refresh(self):
-        pass
+        self.tick()
 
 
 @pytest.fixture
@@ -82,15 +106,16 @@ def execute(monkeypatch, tmp_path):
         with initialize_config_module("dd_lightning.conf", version_base="1.3"):
             config = compose("config", ["learners=2", *overrides])
         settings = check(OmegaConf.to_container(config, resolve=True))
+        end = tmp_path / "others have ended"
         scripts = {
-            "syncer": "import time; time.sleep(0.8)",
+            "syncer": UNTIL_OTHERS_END.format(file=str(end)),
             "evaluator": UNTIL_STDIN_CLOSES,
             "learner 0": WELL,
             "learner 1": WELL,
         } | scripts
         roles = FakeRoles(scripts, tmp_path)
         monkeypatch.setattr(module, "Roles", lambda *_: roles)
-        said = Said()
+        said = Said(lambda: end.touch() if roles.others_ended() else None)
         outcome = module.LocalRun(settings, tmp_path, Data(), said).execute()
         assert psutil.Process().children(recursive=True) == []
         return outcome, said, roles.started
@@ -136,35 +161,41 @@ def test_a_crash_of_another_process_is_told_with_its_log(execute, role):
     assert f"{role} ended with exit code 1" in problem and "the reason" in problem
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_everything(execute, number):
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), number))
-    timer.start()
-    started = time.monotonic()
-    forever = dict.fromkeys(["syncer", "evaluator", "learner 0", "learner 1"], UNTIL_ENDED)
-    outcome, _, _ = execute(forever)
-    assert outcome.status == "interrupted"
-    assert time.monotonic() - started < 5.5
-    timer.join()
+@pytest.fixture
+def interrupt(tmp_path):
+    """Sends a signal to this process once all others are `ready`."""
+    threads = []
 
+    def ready(role):
+        log = tmp_path / f"{role}.log"
+        return log.exists() and "ready" in log.read_text()
 
-def test_who_does_not_end_is_killed_within_five_seconds(execute, tmp_path):
-    names = ["syncer", "evaluator", "learner 0", "learner 1"]
-    interrupted = []
-
-    def interrupt_when_ready():
-        while not all((tmp_path / f"{name}.log").exists() for name in names) or not all(
-            "ready" in (tmp_path / f"{name}.log").read_text() for name in names
-        ):
+    def send(number):
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while not all(map(ready, ROLES)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        interrupted.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
-    thread = threading.Thread(target=interrupt_when_ready, daemon=True)
-    thread.start()
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); "
-    outcome, _, _ = execute(dict.fromkeys(names, stubborn + UNTIL_ENDED))
-    assert time.monotonic() - interrupted[0] < 5.0
+    def begin(number):
+        threads.append(threading.Thread(target=send, args=(number,), daemon=True))
+        threads[-1].start()
+
+    yield begin
+    for thread in threads:
+        thread.join(END_TIMEOUT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_everything(execute, interrupt, number):
+    interrupt(number)
+    outcome, _, _ = execute(dict.fromkeys(ROLES, UNTIL_ENDED))
+    assert outcome.status == "interrupted"
+    assert outcome.problems == []  # nobody had to be killed
+
+
+def test_who_does_not_end_is_killed_within_five_seconds(execute, interrupt):
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    interrupt(signal.SIGINT)
+    outcome, _, _ = execute(dict.fromkeys(ROLES, stubborn + UNTIL_ENDED))
     assert outcome.status == "interrupted"
     assert "the syncer did not end within 3.5 s and was killed" in outcome.problems[-1]
-    thread.join()

@@ -17,7 +17,7 @@ PLACES = {
     "conf": "dd_lightning/conf",
     "tasks": "dd_lightning/tasks",
 }
-BUILD_TIMEOUT_S = 100
+BUILD_TIMEOUT_S = 110
 
 
 def test_the_wheel_holds_every_yaml_and_module(tmp_path):
