@@ -91,6 +91,8 @@ class CheckpointWriter(Callback):
         for path in checkpoints(self._folder)[self._keep :]:
             if _number(path)[1] > 0:
                 path.unlink()
+        for path in self._folder.glob(f"step-*.ckpt{PARTIAL}"):
+            path.unlink()  # of a syncer that was killed while writing: nothing else removes it
 
 
 def checkpoints(folder: Path) -> list[Path]:

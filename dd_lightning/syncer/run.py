@@ -213,9 +213,11 @@ class SyncerRun:
         if self._restored is None:
             started.write_text(f"{time.time()}\n")
             return
-        told = [event["t_s"] for event in read_tape(self._settings.run_dir / TAPE)]
+        last_s = 0.0
+        for event in read_tape(self._settings.run_dir / TAPE):  # may hold months: nothing is kept
+            last_s = event["t_s"]
         since_s = time.time() - float(started.read_text())
-        self._clock_offset_s = max(since_s, *told[-1:], 0.0)
+        self._clock_offset_s = max(since_s, last_s)
 
     def _open_tape(self, close: contextlib.ExitStack) -> TapeFeed:
         described = self._described()

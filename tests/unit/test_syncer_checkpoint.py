@@ -173,3 +173,9 @@ def test_no_checkpoint_is_written_after_a_takeover(tmp_path) -> None:
     with pytest.raises(RuntimeError, match="epoch 2"):
         run(tmp_path, fresh(), [write_job(0)], check=taken_over)
     assert checkpoints(tmp_path) == []
+
+
+def test_what_a_killed_syncer_left_half_written_is_removed(tmp_path) -> None:
+    (tmp_path / "step-1-7.ckpt.partial").write_bytes(b"half")
+    run(tmp_path, fresh(), [write_job(8)])
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-1-8.ckpt"]
