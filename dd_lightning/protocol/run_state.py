@@ -64,6 +64,7 @@ class RunState:
         self.early: dict[int, dict[str, HeldContribution]] = {}  # round to unasked contributions
         self.final_inbox: dict[int, dict[str, HeldContribution]] = {}  # fragment to finals
         self.merges = 0
+        self._totalled: tuple[int, float] | None = None  # tokens_merged after so many merges
         self.finished_learners: set[str] = set()
         self.ever_joined = False
         self.warned: dict[str, str] = {}  # in the order they were said
@@ -129,11 +130,14 @@ class RunState:
         """Σ_p E_p·merged[p] / ΣE_p over the run."""
         if not self.elements:
             return 0.0
+        if self._totalled is not None and self._totalled[0] == self.merges:
+            return self._totalled[1]  # asked at every message; a long run has thousands of accounts
         totals = [
             sum(account.merged[p] for account in self.accounts.values())
             for p in range(len(self.elements))
         ]
-        return element_weighted(totals, self.elements)
+        self._totalled = (self.merges, element_weighted(totals, self.elements))
+        return self._totalled[1]
 
     def ledger(self, learner: str) -> list[dict[str, int]]:
         """The learner's rows, summed over its incarnations."""
