@@ -540,11 +540,13 @@ class Conductor:
                 message.fragment, message.odometer - message.tokens, cause, run.book_loss
             )
         self.waiting_applies = kept
-        unbooked = {id(member.account) for member, _ in kept}
+        unbooked = {member.join.incarnation for member, _ in kept}
+        for inbox in run.final_inbox.values():  # handed in: the next round of it merges them
+            unbooked |= {held.incarnation for held in inbox.values()}
         for account in run.accounts.values():
             involved = any(round_.involves(account.learner) for round_ in busy.values())
             if account.ended and not account.closed and not involved:
-                if id(account) not in unbooked:
+                if account.incarnation not in unbooked:
                     account.close(run.book_loss)
 
     def delivered(self, member: Member, fragment: int, n: int, now: float) -> None:
