@@ -1,4 +1,4 @@
-"""Random fleets: a plan drawn from any `random.Random` (hypothesis passes one that it can shrink)."""
+"""Random fleets: a plan drawn from any `random.Random` (hypothesis has one that it can shrink)."""
 
 from __future__ import annotations
 
