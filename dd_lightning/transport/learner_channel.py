@@ -17,7 +17,7 @@ from dd_lightning.transport import frames
 from dd_lightning.transport.address import Address
 from dd_lightning.transport.frames import CONTROL, DATA, Arrival, Buffer, Disconnected
 from dd_lightning.transport.rendezvous import Rendezvous
-from dd_lightning.transport.wiring import FAILED, Monitor, Waker
+from dd_lightning.transport.wiring import FAILED, Monitor, Waker, readable
 
 MAX_BATCH = 64
 GOODBYE_S = 0.5  # at most, for a goodbye to leave when the channel is closed
@@ -163,11 +163,11 @@ class LearnerChannel:
 
     def _receive(self, role: bytes, events: list[Arrival | Disconnected]) -> bool:
         """Takes what has come over one connection; False if there may be more."""
+        socket = self._sockets[role]
         for _ in range(MAX_BATCH):
-            try:
-                parts = self._sockets[role].recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not readable(socket):
                 return True
+            parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             size = frames.wire_size(*map(len, parts))
             self._down += size
             try:
