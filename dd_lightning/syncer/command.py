@@ -36,7 +36,6 @@ def main(argv: list[str] | None = None) -> int:
                 raise
             print(" ".join(str(error).split()), file=sys.stderr, flush=True)
             return WRONG_SETTING
-        print(json.dumps({"listening": run.address}), flush=True)
         status = _execute(run)
     if "DD_LAUNCHED" not in os.environ:  # the launcher adds evaluations first
         _summarize(settings, status)
@@ -45,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _execute(run: SyncerRun) -> str:
     try:
-        outcome = run.execute()
+        outcome = run.execute(lambda: print(json.dumps({"listening": run.address}), flush=True))
     except Exception:
         log.exception("the syncer failed")
         return "failed"

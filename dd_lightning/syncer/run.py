@@ -112,11 +112,16 @@ class SyncerRun:
         """Seconds since the run's start, over all its epochs."""
         return self._clock_offset_s + time.monotonic() - self._started_s
 
-    def execute(self) -> Done:
-        """Serve until the run is over; write its end. Errors of either thread are raised."""
+    def execute(self, announce: Callable[[], None] = lambda: None) -> Done:
+        """Serve until the run is over; write its end. Errors of either thread are raised.
+
+        Args:
+            announce: called once a signal ends the run in order: who hears of it may send one.
+        """
         status = "failed"
         try:
             with self._signals:
+                announce()
                 self.server.start()
                 self._train()
             if self.server.error is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.syncer_learner import ScriptedLearner
 
 pytestmark = pytest.mark.integration
 
-LOOKUP_S, RUN_S, STEPS = 10.0, 30.0, 100_000
+LOOKUP_S, RUN_S, STEPS = 60.0, 90.0, 1_000_000
 
 
 @pytest.fixture
@@ -50,6 +51,11 @@ def learner(run):
 
 def last_event(tmp_path: Path) -> dict:
     return list(read_tape(tmp_path / "run" / "tape.jsonl"))[-1]
+
+
+def test_a_signal_at_the_announcement_ends_the_run_in_order(tmp_path, run) -> None:
+    outcome = run.execute(lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert outcome.status == last_event(tmp_path)["status"] == "interrupted"
 
 
 def test_an_error_in_training_lets_the_learners_go(tmp_path, run, learner, monkeypatch) -> None:
