@@ -69,15 +69,15 @@ class Conductor:
             self.first_training_s = now
         if len(training) >= run.config.min_learners:
             return True
-        if training and self.first_training_s is not None:
-            if now >= self.first_training_s + run.config.timeouts.start:
-                run.warn_once(
-                    "start",
-                    f"rounds start with {len(training)} of min_learners="
-                    f"{run.config.min_learners} learners after timeouts.start",
-                )
-                return True
-        return False
+        began_s = self.first_training_s
+        if not training or began_s is None or now < began_s + run.config.timeouts.start:
+            return False
+        run.warn_once(
+            "start",
+            f"rounds start with {len(training)} of min_learners="
+            f"{run.config.min_learners} learners after timeouts.start",
+        )
+        return True
 
     def reanchor_by(self, now: float) -> float:
         """Until when a resumed epoch waits for those who trained; counted from its first event."""
@@ -143,9 +143,10 @@ class Conductor:
                 round_.finals[held.learner] = held
         for learner, held in run.early.pop(number, {}).items():
             member = run.members.get(learner)
-            if member is not None and member.live and member.generation == held.generation:
-                if learner not in round_.finals and self._still_good(held):
-                    self._accept(round_, member, held, now)
+            if member is None or not member.live or member.generation != held.generation:
+                continue
+            if learner not in round_.finals and self._still_good(held):
+                self._accept(round_, member, held, now)
         return round_
 
     def _still_good(self, held: HeldContribution) -> bool:
@@ -545,12 +546,12 @@ class Conductor:
             unbooked |= {held.incarnation for held in inbox.values()}
         for account in run.accounts.values():
             involved = any(round_.involves(account.learner) for round_ in busy.values())
-            if account.ended and not account.closed and not involved:
-                if account.incarnation not in unbooked:
-                    account.close(run.book_loss)
+            ready = not involved and account.incarnation not in unbooked
+            if account.ended and not account.closed and ready:
+                account.close(run.book_loss)
 
     def delivered(self, member: Member, fragment: int, n: int, now: float) -> None:
-        """A fragment has arrived at a learner: the K-th arrival of a merge is a sample of ξ_sync."""
+        """A fragment has arrived at a learner: a merge's K-th arrival is a sample of ξ_sync."""
         entry = self.deliveries.get(fragment)
         if entry is None or entry[0] != n:
             return

@@ -153,7 +153,8 @@ def read_tape(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 raise TapeError(f"{path}, line {number} is not JSON: {error}") from error
             if record.get("event") == "run" and record.get("schema", 0) > SCHEMA:
                 raise TapeError(
-                    f"{path} has tape schema {record['schema']}; this version reads up to {SCHEMA}. "
+                    f"{path} has tape schema {record['schema']}; this version reads up to "
+                    f"{SCHEMA}. "
                     "Read it with the dd_lightning that wrote it."
                 )
             yield record

@@ -72,7 +72,10 @@ def test_the_syncer_dies_too(r) -> None:
     assert keys == sorted(set(keys))
 
 
-@pytest.mark.parametrize("seed", range(40))
+FOUND_SOMETHING = (1168, 1542, 1654, 1847)
+
+
+@pytest.mark.parametrize("seed", [*range(40), *FOUND_SOMETHING])
 def test_seeded_fleets(seed) -> None:
     """The same everywhere and for ever, where hypothesis varies; uniform, where it likes small."""
     play(random.Random(seed), ALL_FAULTS)

@@ -239,3 +239,35 @@ def test_a_learner_back_in_time_contributes_before_it_takes_anything() -> None:
         ]
         assert min(applies) > merged["t_s"]
     assert causes(played, "1") <= {"overlap", "absent"}
+
+
+def test_a_final_that_came_too_late_is_asked_for_again() -> None:
+    """Rounds follow each other faster than a hand-in takes: the learner holds back every apply, so
+    the base of later final pulls never comes; it hands in what it has, as it stands."""
+    specs = [Spec(steps=44, latency=0.6, transfer=0.3), Spec(steps=80, latency=0.0)]
+    played = fleet(specs, fragments=6, sync_every=2, apply="mix", grace_rule="none")
+    finished(played)
+    finals = [e for e in played.events("contribution") if e["final"] and e["learner"] == "0"]
+    assert {"late", "accepted"} <= {e["verdict"] for e in finals}
+    assert "unsent" not in causes(played)
+    left = next(e["t_s"] for e in played.events("leave") if e["learner"] == "0")
+    last = next(e["t_s"] for e in played.events("leave") if e["learner"] == "1")
+    assert left <= last + 1  # not at `timeouts.flush`
+
+
+@pytest.mark.parametrize("apply", ["overwrite", "rebase"])
+def test_unasked_contributions_ahead_of_the_syncer_are_handed_in(apply) -> None:
+    """`wait: overlap`, a learner that runs ahead of what the syncer has opened, then finishes."""
+    specs = [Spec(steps=22, latency=0.0, transfer=0.3), Spec(steps=30, start=12.0)]
+    played = fleet(specs, fragments=6, sync_every=4, overlap=2, wait="overlap", apply=apply)
+    finished(played)
+    assert "unsent" not in causes(played)
+
+
+def test_a_resumed_run_whose_other_learners_never_return_ends() -> None:
+    played = fleet([Spec(steps=60), Spec(steps=200)], quorum=2)
+    checkpoint_at(played, 40.0)
+    played.at(58.0, lambda _: played.kill("1"))
+    played.at(58.1, lambda _: played.kill_syncer(3.0))
+    played.run()
+    assert played.done is not None and played.epoch == 2
