@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+WAIT_S = 60.0  # on every wait of one thread for another: loose, for a busy machine
+
 QUIET = {
     "accelerator": "cpu",
     "devices": 1,
@@ -74,7 +76,7 @@ class StartTogether(pl.Callback):
         self.barrier = barrier
 
     def on_train_start(self, trainer, module):
-        self.barrier.wait(20)
+        self.barrier.wait(WAIT_S)
 
 
 def run_threads(*functions):
@@ -91,7 +93,7 @@ def run_threads(*functions):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(1.5 * WAIT_S)
         assert not thread.is_alive(), "a learner does not end"
     if errors:
         raise errors[0]

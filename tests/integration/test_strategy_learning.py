@@ -33,6 +33,10 @@ def config(learners=1, **options):
     return SyncerConfig.load({"algorithm": algorithm, "learners": learners, **options})
 
 
+# learners wait for their merges: how many there are does not depend on the machine's speed
+WAITING = {"wait": "overlap", "overlap": 0}
+
+
 def trainer(steps, learner="0", callbacks=(), strategy=None, **options):
     strategy = strategy or DecoupledDiLoCoStrategy(ADDRESS, learner=learner)
     return pl.Trainer(
@@ -56,7 +60,7 @@ def tokens_of(running, learner="0"):
 
 
 def test_learners_of_different_seeds_begin_from_the_same_parameters(syncer):
-    running = syncer(config(2))
+    running = syncer(config(2, algorithm=WAITING))
     barrier, seen = threading.Barrier(2), [Values(), Values()]
 
     def learner(i):
@@ -96,7 +100,7 @@ class Tied(pl.LightningModule):
 
 
 def test_the_structure_of_a_module_survives_its_applies(syncer):
-    running = syncer(config(algorithm={"wait": "overlap", "overlap": 0, "average_tensors": "x^"}))
+    running = syncer(config(algorithm={**WAITING, "average_tensors": "x^"}))
     module = Tied()
     frozen, places = values(module.frozen), [p.data_ptr() for p in module.parameters()]
     trainer(9).fit(module, loader())
@@ -140,7 +144,7 @@ class TwoOptimizers(Regression):
 
 
 def test_manual_optimization_counts_batches_not_optimizers(syncer):
-    running = syncer(config())
+    running = syncer(config(algorithm=WAITING))
     trainer(-1, limit_train_batches=12, max_epochs=1).fit(TwoOptimizers(), loader())
     assert tokens_of(running) == 12 * 4
     assert [s["step"] for s in running.events("state") if s["state"] == "finishing"] == [12]
@@ -215,7 +219,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_not_counted(syncer):
 
 
 def test_sixteen_bit_learners_train_and_send_what_they_moved(syncer):
-    running = syncer(config(algorithm={"codec": "bf16"}))
+    running = syncer(config(algorithm={**WAITING, "codec": "bf16"}))
     trainer(12, precision="bf16-true").fit(Regression(), loader())
     (join,) = running.events("join")
     assert join["dtype"] == "bfloat16"

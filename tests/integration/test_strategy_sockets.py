@@ -16,7 +16,15 @@ from dd_lightning.syncer.checkpoint import newest_checkpoint, read_checkpoint
 from dd_lightning.syncer.run import SyncerRun
 from dd_lightning.syncer.settings import SyncerSettings
 from tests.diloco_reference import RECURRENCE, MergeAlone, Ramp, reference
-from tests.trainers import Regression, StartTogether, assert_equal, fit_plain, loader, values
+from tests.trainers import (
+    WAIT_S,
+    Regression,
+    StartTogether,
+    assert_equal,
+    fit_plain,
+    loader,
+    values,
+)
 
 pytestmark = [
     pytest.mark.integration,
@@ -53,7 +61,7 @@ def run(tmp_path):
                 thread.start()
             outcome = syncer.execute()
         for thread in threads:
-            thread.join(20)
+            thread.join(WAIT_S)
             assert not thread.is_alive(), "a learner does not end"
         if errors:
             raise errors[0]
@@ -136,4 +144,4 @@ def test_import_registers_the_name_without_importing_lightning():
         "import os; os.environ['DD_SYNCER'] = 'tcp://127.0.0.1:29400';"
         "assert isinstance(registry.get('decoupled_diloco'), dd_lightning.DecoupledDiLoCoStrategy)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
