@@ -45,8 +45,8 @@ def check_bounded(fleet: Any) -> None:
     assert all(len(held) <= learners for held in run.early.values())
     assert all(len(held) <= learners for held in run.final_inbox.values())
     assert len(conductor.quorum_times) <= 4 * fragments
-    assert len(conductor.deliveries) <= fragments
-    assert len(conductor.waiting_applies) <= 4 * learners * fragments
+    assert len(conductor.bookings.deliveries) <= fragments
+    assert len(conductor.bookings.waiting_applies) <= 4 * learners * fragments
     assert len(run.accounts) <= len(fleet.lives)
     assert len(run.sessions) <= 4 * learners
     assert len(core.endgame.conductor.held_merges) <= fragments

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from dd_lightning.algorithm import contribution_weight
 from dd_lightning.protocol.actions import HeldContribution, Merge, MergeResult
-from dd_lightning.protocol.estimates import in_flight_bound
-from dd_lightning.protocol.members import Member, median_rho, median_step
-from dd_lightning.protocol.messages import HELD, Applied, Closed, Contribution, Pull, Verdict
+from dd_lightning.protocol.bookings import Bookings
+from dd_lightning.protocol.members import Member, median_step
+from dd_lightning.protocol.messages import HELD, Closed, Contribution, Pull, Verdict
+from dd_lightning.protocol.openings import Openings
 from dd_lightning.protocol.rounds import Asked, Round
 from dd_lightning.protocol.run_state import RunState
+from dd_lightning.protocol.verdicts import (
+    needs_values,
+    objection,
+    record_contribution,
+    record_merge,
+)
 
-KEPT_VERSIONS = 4  # per fragment, to anchor deltas
 NON_FINITE = "non-finite"
 REJECTED_IN_A_ROW = 3
 
@@ -29,86 +35,15 @@ class Conductor:
         self.held_merges: list[Merge] = []  # closed while a checkpoint waits
         self.hold = False
         self.quorum_times: dict[tuple[int, int], float | None] = {}  # of recent rounds
-        self.deliveries: dict[int, tuple[int, float, int]] = {}  # fragment: n, closed_s, received
-        self.waiting_applies: list[tuple[Member, Applied]] = []
-        self.first_training_s: float | None = None
-        self.epoch_began_s: float | None = None  # `now` goes on over a restart, epochs do not
+        self.openings = Openings(run)
+        self.bookings = Bookings(run)
 
     # ------------------------------------------------------------------ opening
 
-    @property
-    def limit(self) -> int:
-        """`max_in_flight` now."""
-        run = self.run
-        configured = run.config.algorithm.max_in_flight
-        fragments = len(run.versions)
-        if isinstance(configured, int):
-            return min(configured, fragments)
-        if run.config.algorithm.wait == "overlap":
-            return fragments  # learners bound themselves: none runs more than tau steps ahead
-        training = run.training
-        transfers = sorted(member.transfer_s for member in training)
-        return in_flight_bound(
-            median_rho(training),
-            median_step(training),
-            run.grace.spent.value or 0.0,
-            transfers[len(transfers) // 2] if transfers else 0.0,
-            run.config.algorithm.sync_every,
-            fragments,
-        )
-
-    def may_start(self, now: float) -> bool:
-        """`min_learners` are training, or `start_timeout` has passed since the first did; in a
-        resumed epoch: as many have re-attached as the checkpoint counted."""
-        run = self.run
-        if run.restored_training is not None:
-            enough = len(run.live) >= run.restored_training
-            return enough or (bool(run.live) and now >= self.reanchor_by(now))
-        training = run.training
-        if training and self.first_training_s is None:
-            self.first_training_s = now
-        if len(training) >= run.config.min_learners:
-            return True
-        began_s = self.first_training_s
-        if not training or began_s is None or now < began_s + run.config.timeouts.start:
-            return False
-        run.warn_once(
-            "start",
-            f"rounds start with {len(training)} of min_learners="
-            f"{run.config.min_learners} learners after timeouts.start",
-        )
-        return True
-
-    def reanchor_by(self, now: float) -> float:
-        """Until when a resumed epoch waits for those who trained; counted from its first event."""
-        if self.epoch_began_s is None:
-            self.epoch_began_s = now
-        return self.epoch_began_s + self.run.config.timeouts.reanchor
-
     def open_due(self, now: float) -> None:
         """Open every round that may open now, in order."""
-        run, book = self.run, self.run.book
-        if not run.initialized:
-            return
-        if not run.started:
-            if not self.may_start(now):
-                return
-            run.started = True
-            run.record("start", epoch=run.epoch, training=[m.learner for m in run.training])
-        while True:
-            book.skip_lag(run.clock.value)
-            fragment = book.fragment_of(book.next_round)
-            training = run.training
-            degrade = run.config.algorithm.on_lost_quorum == "degrade"
-            if (
-                not training
-                or not book.due(run.clock.value)
-                or book.busy(fragment)
-                or book.in_flight >= self.limit
-                or (not degrade and len(training) < run.config.quorum)
-            ):
-                return
-            self.open(now, training)
+        while self.openings.next_is_due(now):
+            self.open(now, self.run.training)
 
     def open(self, now: float, training: list[Member], last: bool = False) -> Round:
         """Open the next round with these members asked."""
@@ -154,7 +89,9 @@ class Conductor:
         message = held.message
         account = self.run.accounts[held.incarnation]
         if account.closed or account.overlaps(message.fragment, message.odometer, message.tokens):
-            self._record(held.learner, held.generation, message, "late", held.arrived_s, 0.0)
+            record_contribution(
+                self.run, held.learner, held.generation, message, "late", held.arrived_s, 0.0
+            )
             return False
         return True
 
@@ -179,7 +116,7 @@ class Conductor:
         """A contribution of a current generation has come."""
         run, book = self.run, self.run.book
         member.account.saw(message.odometer)
-        reason = self._objection(member, message)
+        reason = objection(run, member, message)
         if reason is not None:
             self.refuse(member, message, reason, now)
             return
@@ -209,39 +146,8 @@ class Conductor:
             if merging is None or not merging.holds(member.learner, member.generation):
                 self._late(member, message, now)
 
-    def _objection(self, member: Member, message: Contribution) -> str | None:
-        run = self.run
-        assert run.layout is not None
-        fragment = message.fragment
-        if message.fingerprint != run.layout.fingerprint:
-            return "layout"
-        if not 0 <= fragment < len(run.versions):
-            return "fragment"
-        if message.epoch != run.epoch:
-            return "epoch"
-        if message.round < 1 or run.book.fragment_of(message.round) != fragment:
-            return "round"
-        if message.steps < 1 or message.tokens < 1:
-            return "empty"
-        if message.base[0] == run.epoch and message.base > run.versions[fragment]:
-            return "base"
-        if message.base[0] > run.epoch:
-            return "base"
-        if member.account.overlaps(fragment, message.odometer, message.tokens):
-            upto = member.account.merged_upto[fragment]
-            # a repeat of what was merged is late, not wrong
-            return None if upto == (message.epoch, message.round) else "counters"
-        return None
-
-    def _needs_values(self, message: Contribution) -> bool:
-        """A delta whose base is no longer kept, or of an earlier epoch, cannot be anchored."""
-        if message.payload.kind != "delta":
-            return False
-        current = self.run.versions[message.fragment]
-        return message.base[0] != current[0] or current[1] - message.base[1] >= KEPT_VERSIONS
-
     def _accept(self, round_: Round, member: Member, held: HeldContribution, now: float) -> None:
-        if self._needs_values(held.message):
+        if needs_values(self.run, held.message):
             self.run.say(member.session, self._pull(member, round_, values=True))
             return
         asked = round_.left.pop(member.learner, None)
@@ -262,49 +168,18 @@ class Conductor:
         quorum_s = self.quorum_times.get((message.epoch, message.round))
         if quorum_s is not None:
             member.lateness.add(max(0.0, now - quorum_s))
-        self._record(member.learner, member.generation, message, "late", now, 0.0)
+        record_contribution(self.run, member.learner, member.generation, message, "late", now, 0.0)
         closed = (self.run.epoch, message.round)
         self.run.say(
             member.session,
             Closed(generation=member.generation, fragment=message.fragment, round=closed),
         )
 
-    def _record(
-        self,
-        learner: str,
-        generation: int,
-        message: Contribution,
-        verdict: str,
-        arrived_s: float,
-        weight: float,
-        staleness: int | None = None,
-    ) -> None:
-        self.run.record(
-            "contribution",
-            t_s=arrived_s,
-            epoch=message.epoch,
-            round=message.round,
-            fragment=message.fragment,
-            learner=learner,
-            generation=generation,
-            step=message.step,
-            steps=message.steps,
-            tokens=message.tokens,
-            base_version=list(message.base),
-            digest=message.payload.digest,
-            verdict=verdict,
-            weight=weight,
-            odometer=message.odometer,
-            bytes=message.payload.num_bytes,
-            final=message.final,
-            staleness=staleness,
-        )
-
     def refuse(self, member: Member, message: Contribution, reason: str, now: float) -> None:
         """Refused whole: counted, the learner told why, taken off the roster."""
         run = self.run
         run.refusals += 1
-        self._record(member.learner, member.generation, message, reason, now, 0.0)
+        record_contribution(self.run, member.learner, member.generation, message, reason, now, 0.0)
         member.rejected_in_a_row = member.rejected_in_a_row + 1 if reason == NON_FINITE else 0
         member.last_error = f"contribution refused: {reason}"
         reload = member.rejected_in_a_row >= REJECTED_IN_A_ROW
@@ -374,7 +249,7 @@ class Conductor:
         run.record(
             "round_cancelled", epoch=round_.epoch, round=round_.number, fragment=round_.fragment
         )
-        self.settle_waiting()
+        self.bookings.settle_waiting()
 
     def _close(self, round_: Round, now: float) -> None:
         run = self.run
@@ -429,16 +304,18 @@ class Conductor:
             message = held.message
             account.merge(fragment, key, message.odometer, message.tokens, run.book_loss)
             run.contains[fragment] = run.contains[fragment].advanced(held.learner, message.step)
-            self._record(
-                held.learner, held.generation, message, "accepted", held.arrived_s, held.weight,
-                staleness.get(held.learner),
+            learner, generation = held.learner, held.generation
+            record_contribution(
+                run, learner, generation, message, "accepted", held.arrived_s, held.weight,
+                staleness.get(learner),
             )  # fmt: skip
         if used:
             run.merges += 1
             run.versions[fragment] = merge.version
             run.made_by[fragment] = key
         run.reanchor.discard(fragment)
-        self._record_merge(round_, merge, result, used, now)
+        record_merge(run, round_, merge, result, used, now)
+        self.bookings.deliveries[fragment] = (merge.version[1], round_.closed_s or now, 0)
         self._after(round_, fragment, now)
 
     def _reject_at_close(self, held: HeldContribution, reason: str, now: float) -> None:
@@ -447,45 +324,9 @@ class Conductor:
             self.refuse(member, held.message, reason, now)
         else:
             self.run.refusals += 1
-            self._record(held.learner, held.generation, held.message, reason, held.arrived_s, 0.0)
-
-    def _record_merge(
-        self,
-        round_: Round,
-        merge: Merge,
-        result: MergeResult,
-        used: list[HeldContribution],
-        now: float,
-    ) -> None:
-        run = self.run
-        quorum_s = round_.quorum_s if round_.quorum_s is not None else round_.opened_s
-        run.record(
-            "merge",
-            epoch=merge.epoch,
-            round=merge.round,
-            fragment=merge.fragment,
-            version=list(run.versions[merge.fragment]),
-            contributors=[held.learner for held in used],
-            weights=[held.weight for held in used],
-            quorum_s=quorum_s - round_.opened_s,
-            grace_s=(round_.closed_s or now) - quorum_s,
-            agreement=result.agreement,
-            digest=result.digest,
-            tokens_merged=run.tokens_merged,
-            reanchor=merge.reanchor,
-            last=round_.last,
-            outer_norm=result.outer_norm,
-            norms=dict(result.norms),
-            merge_s=result.seconds,
-            opened_s=round_.opened_s,
-            clock=dict(run.contains[merge.fragment]),
-        )
-        for learner in round_.roster:
-            member = run.members[learner]
-            member.took_part.append(any(held.learner == learner for held in used))
-            while len(member.took_part) > 4 * len(run.versions):
-                member.took_part.popleft()
-        self.deliveries[merge.fragment] = (merge.version[1], round_.closed_s or now, 0)
+            record_contribution(
+                self.run, held.learner, held.generation, held.message, reason, held.arrived_s, 0.0
+            )
 
     def _after(self, round_: Round, fragment: int, now: float) -> None:
         """Who gets the fragment now, and what had waited for this round to close."""
@@ -501,65 +342,8 @@ class Conductor:
                 member.withheld.discard(fragment)
                 member.held_pull.discard(fragment)
             member.outbox.offer(fragment)
-        self.settle_waiting()
+        self.bookings.settle_waiting()
         self.open_due(now)
-
-    # ------------------------------------------------------------------ applies
-
-    def applied(self, member: Member, message: Applied) -> None:
-        """The learner applied a fragment: what it overwrote is lost, once any round that holds a
-        contribution of it has closed (the contribution may yet be merged)."""
-        run = self.run
-        if not 0 <= message.fragment < len(run.versions):
-            return
-        if message.version > member.versions[message.fragment]:
-            member.versions[message.fragment] = message.version
-            member.held_pull.discard(message.fragment)
-            run.record(
-                "apply",
-                learner=member.learner,
-                generation=member.generation,
-                step=message.step,
-                epoch=message.version[0],
-                fragment=message.fragment,
-                version=list(message.version),
-            )
-        self.waiting_applies.append((member, message))
-        self.settle_waiting()
-
-    def settle_waiting(self) -> None:
-        """Book what waited for a round to close, then the ends of incarnations."""
-        run = self.run
-        busy = {round_.fragment: round_ for round_ in run.book.all()}
-        kept = []
-        for member, message in self.waiting_applies:
-            if message.fragment in busy:  # roster or not, a contribution may still come
-                kept.append((member, message))
-                continue
-            cause = "mixed" if run.config.algorithm.apply == "mix" else ""
-            member.account.advance(
-                message.fragment, message.odometer - message.tokens, cause, run.book_loss
-            )
-        self.waiting_applies = kept
-        unbooked = {member.join.incarnation for member, _ in kept}
-        for inbox in run.final_inbox.values():  # handed in: the next round of it merges them
-            unbooked |= {held.incarnation for held in inbox.values()}
-        for account in run.accounts.values():
-            involved = any(round_.involves(account.learner) for round_ in busy.values())
-            ready = not involved and account.incarnation not in unbooked
-            if account.ended and not account.closed and ready:
-                account.close(run.book_loss)
-
-    def delivered(self, member: Member, fragment: int, n: int, now: float) -> None:
-        """A fragment has arrived at a learner: a merge's K-th arrival is a sample of ξ_sync."""
-        entry = self.deliveries.get(fragment)
-        if entry is None or entry[0] != n:
-            return
-        version, closed_s, count = entry
-        count += 1
-        if count == min(self.run.config.quorum, max(1, len(self.run.training))):
-            self.run.grace.sync.add(now - closed_s)
-        self.deliveries[fragment] = (version, closed_s, count)
 
     # ------------------------------------------------------------------ time
 
@@ -607,9 +391,5 @@ class Conductor:
             for learner, asked in round_.left.items():
                 times.append(asked.first_s + timeouts.round)
                 times.append(asked.sent_s + self.pull_timeout(run.members[learner], step))
-        if not run.started and run.initialized:
-            if run.restored_training is not None:
-                times.append(self.reanchor_by(now))
-            elif self.first_training_s is not None:
-                times.append(self.first_training_s + timeouts.start)
+        times += self.openings.deadlines(now)
         return times

@@ -192,7 +192,9 @@ class Endgame:
             return
         if self.ending is None:
             waits = run.restored_training is not None and not run.started
-            resumed = waits and now < self.conductor.reanchor_by(now)  # the others may come
+            resumed = waits and now < self.conductor.openings.reanchor_by(
+                now
+            )  # the others may come
             if not run.ever_joined or run.live or run.expects_rejoin(now) or resumed:
                 return
             if run.book.in_flight or any(run.final_inbox.values()):

@@ -51,7 +51,7 @@ def status(run: RunState, conductor: Conductor, endgame: Any, now: float) -> dic
         "state": state,
         "next_round": run.book.next_round,
         "open_rounds": len(run.book.open),
-        "max_in_flight": conductor.limit if run.versions else 1,
+        "max_in_flight": conductor.openings.limit if run.versions else 1,
         "quorum": run.config.quorum,
         "grace_s": run.grace.spent.value,
         "merges": run.merges,

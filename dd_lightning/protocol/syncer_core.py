@@ -278,11 +278,11 @@ class SyncerCore:
 
     def _received(self, member: Member, message: Received, now: float, _: object) -> None:
         if member.outbox.received(message.fragment, message.version) is not None:
-            self.conductor.delivered(member, message.fragment, message.version[1], now)
+            self.conductor.bookings.delivered(member, message.fragment, message.version[1], now)
 
     def _applied(self, member: Member, message: Applied, now: float, _: object) -> None:
         self.advice.applied(member, message)
-        self.conductor.applied(member, message)
+        self.conductor.bookings.applied(member, message)
 
     def _checkpointed(self, member: Member, message: Checkpointed, now: float, _: object) -> None:
         self.run.record(
@@ -334,7 +334,7 @@ class SyncerCore:
         self.admission.end(member, state, cause, now)
         self._stats(member, now)
         self.conductor.strike(member, now)
-        self.conductor.settle_waiting()
+        self.conductor.bookings.settle_waiting()
 
     def _stats(self, member: Member, now: float) -> None:
         member.stats_s = now
@@ -367,7 +367,7 @@ class SyncerCore:
         run = self.run
         if not run.initialized:
             return
-        window = self.conductor.limit + 1
+        window = self.conductor.openings.limit + 1
         for member in run.live:
             while (fragment := member.outbox.next(window)) is not None:
                 if fragment in member.withheld:
