@@ -246,10 +246,13 @@ class Conductor:
     def _cancel(self, round_: Round) -> None:
         run = self.run
         del run.book.open[round_.fragment]
-        run.record(
+        self._record_cancelled(round_)
+        self.bookings.settle_waiting()
+
+    def _record_cancelled(self, round_: Round) -> None:
+        self.run.record(
             "round_cancelled", epoch=round_.epoch, round=round_.number, fragment=round_.fragment
         )
-        self.bookings.settle_waiting()
 
     def _close(self, round_: Round, now: float) -> None:
         run = self.run
@@ -313,9 +316,11 @@ class Conductor:
             run.merges += 1
             run.versions[fragment] = merge.version
             run.made_by[fragment] = key
-        run.reanchor.discard(fragment)
-        record_merge(run, round_, merge, result, used, now)
-        self.bookings.deliveries[fragment] = (merge.version[1], round_.closed_s or now, 0)
+            run.reanchor.discard(fragment)
+            record_merge(run, round_, merge, result, used, now)
+            self.bookings.deliveries[fragment] = (merge.version[1], round_.closed_s or now, 0)
+        else:  # all were rejected at the close
+            self._record_cancelled(round_)
         self._after(round_, fragment, now)
 
     def _reject_at_close(self, held: HeldContribution, reason: str, now: float) -> None:

@@ -149,7 +149,7 @@ class Endgame:
         """Tell them to stop training at the next boundary."""
         for member in members:
             if not member.told_to_finish:
-                member.told_to_finish = True
+                member.told_to_finish = reason
                 self.run.say(member.session, FinishNow(generation=member.generation, reason=reason))
 
     # ------------------------------------------------------------------ checkpoint and end

@@ -71,7 +71,7 @@ class Member:
     rejected_in_a_row: int = 0
     named: bool = False  # as one that contributes to fewer than half of the rounds
     released: bool = False
-    told_to_finish: bool = False
+    told_to_finish: str = ""  # and why
     stats_s: float = 0.0
 
     @property

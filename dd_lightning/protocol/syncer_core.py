@@ -34,6 +34,7 @@ from dd_lightning.protocol.messages import (
     Checkpointed,
     Contribution,
     Finish,
+    FinishNow,
     Goodbye,
     Initial,
     Join,
@@ -245,6 +246,9 @@ class SyncerCore:
         member.account.saw(message.odometer)
         if member.released:  # it has not heard
             self.run.say(member.session, Released(generation=member.generation))
+        elif member.told_to_finish and member.state != FINISHING:
+            finish = FinishNow(generation=member.generation, reason=member.told_to_finish)
+            self.run.say(member.session, finish)
         member.seconds_stepping = max(member.seconds_stepping, message.seconds_stepping)
         member.losses = message.losses or member.losses
         member.last_error = message.last_error or member.last_error

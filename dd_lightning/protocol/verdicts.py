@@ -21,7 +21,10 @@ def objection(run: RunState, member: Member, message: Contribution) -> str | Non
         return "fragment"
     if message.epoch != run.epoch:
         return "epoch"
+    ahead = message.round - run.book.next_round
     if message.round < 1 or run.book.fragment_of(message.round) != fragment:
+        return "round"
+    if ahead >= len(run.versions):  # a learner has one unsettled snapshot per fragment
         return "round"
     if message.steps < 1 or message.tokens < 1:
         return "empty"
