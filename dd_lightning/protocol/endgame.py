@@ -45,7 +45,11 @@ class Endgame:
             if any(self._was_asked(member, final, r) for r in book.of(fragment)):
                 continue  # though struck since: what it was asked for may be on its way
             number = book.next_number_of(fragment)
-            fresh = final.pull is not None and final.pull.round == number
+            fresh = (
+                final.pull is not None
+                and final.pull.round == number
+                and final.pull.base in (HELD, run.versions[fragment])
+            )
             patience = self.conductor.pull_timeout(member, step)
             if fresh and now < final.asked_s + patience:
                 continue

@@ -69,6 +69,7 @@ class Asked:
 
     pull: Pull
     arrived_s: float
+    put_off: bool = False  # until we hear what became of an earlier snapshot, which was sent again
 
     @property
     def key(self) -> RoundKey:

@@ -314,10 +314,11 @@ class LearnerLedger:
                 out.append(state.snapshot_again(pull))
             elif pull.final and state.may_be_merged(key):
                 # asked before its round opened, while a snapshot (unasked) is on its way to an
-                # earlier one: a new one would take its place. Again, until we hear of its round
-                state.asked = None
+                # earlier one: a new one would take its place. That one again, and then we wait
                 assert state.snapshot is not None
-                out.append(state.snapshot)
+                if not question.put_off:
+                    state.asked = replace(question, put_off=True)
+                    out.append(state.snapshot)
             elif pull.final and not state.holds_work:
                 state.asked, state.handed_in = None, True
                 out.append(self._nothing(pull))

@@ -24,7 +24,7 @@ def objection(run: RunState, member: Member, message: Contribution) -> str | Non
     ahead = message.round - run.book.next_round
     if message.round < 1 or run.book.fragment_of(message.round) != fragment:
         return "round"
-    if ahead >= len(run.versions):  # a learner has one unsettled snapshot per fragment
+    if ahead >= 4 * len(run.versions):  # as far as one that waits in vain may run ahead
         return "round"
     if message.steps < 1 or message.tokens < 1:
         return "empty"
