@@ -197,13 +197,15 @@ class LearnerLedger:
     def boundary(self, now: float, *, unlimited: bool = False) -> list[Outgoing]:
         """Applies, then pulls (oldest round first), within the limits of one boundary.
 
-        `unlimited`: at the start of a pause, where no step waits for the copies.
+        2⌈P/H⌉ of each: at ⌈P/H⌉ snapshots a learner 18% slower than the leader, whom the rounds
+        follow, could never answer every pull at P = H. `unlimited`: at the start of a pause, where
+        no step waits for the copies.
         """
         per_boundary = -(-self.num_fragments // self.sync_every)
         free = unlimited or self.finishing or not self.loaded
         out = self._apply_arrived(None if free or self.wait == "overlap" else 2 * per_boundary)
         out += self._take_unasked()
-        out += self._answer_pulls(now, None if free else per_boundary)
+        out += self._answer_pulls(now, None if free else 2 * per_boundary)
         return out
 
     def _apply_arrived(self, limit: int | None) -> list[Outgoing]:

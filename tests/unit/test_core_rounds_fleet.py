@@ -151,6 +151,14 @@ def test_eighteen_percent_apart_is_no_reason_to_be_left_out(rtt, paper_most) -> 
     assert lateness.current["0"].steps >= paper.current["0"].steps - 3
 
 
+@pytest.mark.parametrize("rtt", [0.5, 3.0])
+def test_a_slower_learner_answers_every_pull_at_one_round_a_step(rtt) -> None:
+    """P = H: a round a step of the leader, so 1.18 pulls a step of the slower four."""
+    specs = [Spec(step_s=s, steps=200, latency=rtt / 2) for s in [1.0] * 4 + [1.18] * 4]
+    played = fleet(specs, fragments=12, sync_every=12, grace_cap=4.0).run(120)
+    assert contributors(played, 60, 120) > 7.7
+
+
 def test_three_continents_and_a_straggler() -> None:
     """[contributors of 8: paper's rule 3.6, lateness 7.7; a 10x straggler is left out]."""
     specs = [Spec(steps=300, latency=(0.25, 0.75, 1.5)[i % 3], jitter=0.05) for i in range(8)]

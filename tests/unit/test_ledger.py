@@ -162,10 +162,13 @@ def test_newest_fragment_only_and_limits_of_a_boundary():
     assert [(a.fragment, a.version) for a in actions] == [(0, (1, 2)), (1, (1, 2))]
     step(ledger, values)
     kinds = [(type(a), a.fragment) for a in ledger.boundary(0.0)]
-    assert kinds == [(Applied, 2), (Applied, 3), (Snapshot, 0)]  # oldest round first
+    # oldest round first
+    assert kinds == [(Applied, 2), (Applied, 3), (Snapshot, 0), (Snapshot, 1)]
+    for p in (0, 1):
+        ledger.on_pull(pull(13 + p, p, base=(1, 2)), 0.0)
     step(ledger, values)
     paused = ledger.boundary(0.0, unlimited=True)
-    assert [(type(a), a.fragment) for a in paused] == [(Snapshot, p) for p in (1, 2, 3)]
+    assert [(type(a), a.fragment) for a in paused] == [(Snapshot, p) for p in (2, 3, 0, 1)]
 
 
 def test_not_newer_fragment_is_ignored_but_settles():
