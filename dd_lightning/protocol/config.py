@@ -51,7 +51,7 @@ class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     outer: dict[str, Any] = msgspec.field(default_factory=lambda: {"lr": 0.7, "momentum": 0.9})
     codec: str | dict[str, Any] = "none"  # none | bf16 | {_target_: ...}
     max_in_flight: int | str = "auto"
-    min_learners: int | None = None  # rounds start with so many training; None: K
+    min_learners: int | str | None = None  # rounds start with so many training; all; None: K
     max_learners: int | None = None  # data slots; None: the planned learners, else 64
     on_lost_quorum: str = "degrade"
     max_norm_ratio: float | None = None  # the guard; None: off
@@ -81,10 +81,11 @@ class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             not isinstance(self.max_in_flight, int) or self.max_in_flight < 1
         ):
             _fail("algorithm.max_in_flight", self.max_in_flight, "an integer >= 1, or auto")
-        for name in ("min_learners", "max_learners"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                _fail(f"algorithm.{name}", value, "an integer >= 1, or null")
+        if self.max_learners is not None and self.max_learners < 1:
+            _fail("algorithm.max_learners", self.max_learners, "an integer >= 1, or null")
+        least = self.min_learners
+        if least is not None and least != "all" and (isinstance(least, str) or least < 1):
+            _fail("algorithm.min_learners", least, "an integer >= 1, all, or null for the quorum")
         if self.max_norm_ratio is not None and self.max_norm_ratio <= 1:
             _fail("algorithm.max_norm_ratio", self.max_norm_ratio, "above 1, or null for no guard")
         try:
@@ -189,13 +190,14 @@ class SyncerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 (self.checkpoint_every_s, self.checkpoint_keep, self.max_message_mib),
                 "all above 0",
             )
-        if algorithm.quorum == "all" and self.learners is None:
-            _fail(
-                "algorithm.quorum",
-                "all",
-                "an integer when `learners` is not given",
-                "Give the syncer learners=M.",
-            )
+        for name in ("quorum", "min_learners"):
+            if getattr(algorithm, name) == "all" and self.learners is None:
+                _fail(
+                    f"algorithm.{name}",
+                    "all",
+                    "an integer when `learners` is not given",
+                    "Give the syncer learners=M.",
+                )
         slots = self.num_data_slots
         if self.learners is not None and self.learners > slots:
             _fail("algorithm.max_learners", slots, f"at least learners = {self.learners}")
@@ -215,6 +217,8 @@ class SyncerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def min_learners(self) -> int:
         """Learners that must be training before rounds start."""
         least = self.algorithm.min_learners
+        if isinstance(least, str):
+            return self.learners or 1
         return self.quorum if least is None else least
 
     @property

@@ -159,6 +159,8 @@ def test_what_a_tape_refuses_to_read(tmp_path) -> None:
         ({"algorithm": {"grace_cap": -1.0}}, r"algorithm.grace_cap is -1.0; allowed"),
         ({"algorithm": {"max_in_flight": 0}}, r"algorithm.max_in_flight is 0; allowed: .* auto"),
         ({"algorithm": {"min_learners": 0}}, r"algorithm.min_learners is 0; allowed"),
+        ({"algorithm": {"min_learners": "all"}}, r"min_learners is 'all'; allowed: an integer"),
+        ({"algorithm": {"min_learners": "most"}}, r"min_learners is 'most'; allowed: an integer"),
         ({"algorithm": {"min_learners": 4}, "learners": 2}, r"min_learners is 4; allowed: 1 to 2"),
         ({"algorithm": {"max_learners": 1}, "learners": 2}, r"max_learners is 1; .* learners = 2"),
         ({"algorithm": {"max_norm_ratio": 1.0}}, r"max_norm_ratio is 1.0; allowed: above 1"),
