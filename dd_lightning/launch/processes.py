@@ -50,6 +50,8 @@ def scrubbed_environment(threads: int, extra: Mapping[str, str] | None = None) -
     environment = {key: value for key, value in os.environ.items() if key not in SCRUBBED}
     environment.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     environment["PYTHONUNBUFFERED"] = "1"  # a log's last lines must be there after a crash
+    # a store that is away is retried, and said in our words; torch's are a stack trace each
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     environment.update(extra or {})
     return environment
 

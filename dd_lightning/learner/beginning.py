@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_KEY = "decoupled_diloco"
 WIDEST_BYTES = 8  # of an element: float64
+SILENCE_S = 0.5  # longer than the round trips that a proxy delays a close by
 
 
 def open_session(
@@ -93,8 +94,12 @@ def dialer(address: str, tensors: tuple[TensorInfo, ...]) -> Callable[[], Channe
 
     most_bytes = WIDEST_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
 
+    silence_s = 0.0  # from the second time on: is it a proxy or tunnel whose syncer is away?
+
     def dial() -> Channel:
-        found = lookup(address, timeout_s=Timeouts().store)
+        nonlocal silence_s
+        before, silence_s = silence_s, SILENCE_S
+        found = lookup(address, Timeouts().store, before)
         return LearnerChannel(found, max_message_bytes=most_bytes)
 
     return dial

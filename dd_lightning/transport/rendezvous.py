@@ -49,6 +49,9 @@ class ProtocolMismatch(RendezvousError):
     """The syncer speaks another version of the protocol: trying again will not help."""
 
 
+_CLOSED = "{}: closed the connection: no syncer's store, or it ended."
+
+
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
     """Where the channel of a run is."""
@@ -68,8 +71,12 @@ def rendezvous_values(
     return {PREFIX + key: value for key, value in zip(KEYS, values, strict=True)}
 
 
-def lookup(address: str, timeout_s: float) -> Rendezvous:
+def lookup(address: str, timeout_s: float, silence_s: float = 0.0) -> Rendezvous:
     """One attempt to read the store at `address`, within `timeout_s` seconds.
+
+    `silence_s`: hear so long first whether the other end closes, as a proxy or tunnel does whose
+    syncer is away. A TCPStore client would find that out too, in twenty times the processor time
+    (it retries, and writes a stack trace for each), which a training process should not pay.
 
     Raises ValueError for an address that cannot be read, RendezvousError if it is closed or holds
     nonsense (ProtocolMismatch: another version), RendezvousTimeout if it did not answer.
@@ -84,8 +91,23 @@ def lookup(address: str, timeout_s: float) -> Rendezvous:
         cause = error.strerror or error
         raise RendezvousError(f"{target}: {cause}. Is the syncer running there?") from None
     with remote:
+        if _closes(remote, min(silence_s, timeout_s)):
+            raise RendezvousError(_CLOSED.format(target))
         values = _read(target, remote, deadline, timeout_s)
     return _checked(target, values)
+
+
+def _closes(remote: socket.socket, silence_s: float) -> bool:
+    """Whether the other end closes within so long; a store says nothing before it is asked."""
+    if silence_s <= 0:
+        return False
+    remote.settimeout(silence_s)
+    try:
+        return not remote.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
 
 
 class _Client:
@@ -146,7 +168,7 @@ def _read(
     if ended == "too much":
         raise RendezvousError(f"{target}: sent over {MAX_ANSWER_BYTES} bytes: no syncer's store.")
     if ended == "closed":
-        raise RendezvousError(f"{target}: closed the connection: no syncer's store, or it ended.")
+        raise RendezvousError(_CLOSED.format(target))
     if ended == "done" and "wait timeout" not in str(client.error):
         raise RendezvousError(f"{target}: {str(client.error).splitlines()[0]}")
     raise RendezvousTimeout(

@@ -193,6 +193,24 @@ def test_a_server_that_closes_or_babbles():
             thread.join(LOOKUP_S)
 
 
+def test_a_proxy_whose_syncer_is_away_is_told_without_a_store_client(monkeypatch):
+    """It accepts, then passes the close on. No TCPStore client, hence no stack traces either."""
+    from dd_lightning.transport import rendezvous
+
+    monkeypatch.setattr(rendezvous, "_Client", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        closing = threading.Thread(target=lambda: server.accept()[0].close())
+        closing.start()
+        with pytest.raises(RendezvousError, match=f"127.0.0.1:{port}: closed the connection"):
+            lookup(f"tcp://127.0.0.1:{port}", 30.0, silence_s=30.0)
+        closing.join()
+
+
+def test_silence_is_what_a_store_begins_with(store):
+    assert lookup(store.address, LOOKUP_S, silence_s=0.05) == FOUND
+
+
 def test_a_port_in_use_and_an_open_host(store):
     port = parse_address(store.address).port
     with pytest.raises(ValueError, match=f"Stop what uses port {port}"):
