@@ -118,7 +118,7 @@ def test_cosine_without_an_end_is_refused():
 @pytest.mark.parametrize(
     ("gpt", "optimizer", "message"),
     [
-        ({"breadth": 3}, {}, "gpt has no field widht; allowed are"),
+        ({"breadth": 3}, {}, "gpt has no field breadth; allowed are"),
         ({}, {"lr": 0}, "optimizer.lr is 0"),
         ({}, {"schedule": "linear"}, "'linear', allowed are"),
         ({}, {"beta2": 1.0}, "optimizer.beta2 is 1.0"),
