@@ -298,7 +298,7 @@ def test_a_fragment_above_the_runs_message_limit_is_named():
 
 def test_a_channel_takes_whatever_the_model_can_need(monkeypatch):
     made = []
-    monkeypatch.setattr(rendezvous, "lookup", lambda address, timeout_s: address)
+    monkeypatch.setattr(rendezvous, "lookup", lambda address, timeout_s, silence_s: address)
     monkeypatch.setattr(
         learner_channel,
         "LearnerChannel",
