@@ -8,10 +8,11 @@ import os
 import sys
 
 import hydra
-from dd_lightning.tasks.data import read_manifest
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+
+from dd_lightning.tasks.data import read_manifest
 
 
 def prepare_data(task: DictConfig) -> dict[str, object]:

@@ -1,18 +1,21 @@
 """Every message between a learner and the syncer, as typed msgspec structs.
 
-A message is a header (one of these structs, msgpack-encoded with a type tag) and, for those marked
-*payload*, the raw little-endian bytes of the tensors of one fragment beside it, in name order.
+A message is a header (one of these structs, msgpack-encoded with a type tag, and its checksum) and,
+for those marked *payload*, the raw little-endian bytes of the tensors of one fragment beside it, in
+name order.
 Nothing that comes over a wire is ever unpickled. Messages are idempotent: losing, repeating,
 delaying or reordering them changes nothing but time (`dd_lightning/README.md`).
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import Annotated, Any
 
 import msgspec
 
 PROTOCOL_VERSION = 1
+CHECKSUM_BYTES = 4
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """Whatever counts up; no sum or product of a few leaves what the syncer's arithmetic takes."""
@@ -349,16 +352,32 @@ _from_learner = msgspec.msgpack.Decoder(TO_SYNCER)
 _from_syncer = msgspec.msgpack.Decoder(TO_LEARNER)
 
 
+class Corrupt(ValueError):
+    """Bytes that changed on their way: a checksum does not hold."""
+
+
 def encode(message: Message) -> bytes:
-    """Header bytes of a message."""
-    return _encoder.encode(message)
+    """Header bytes of a message, with their checksum (crc32, little-endian) at the end."""
+    return seal(_encoder.encode(message))
 
 
-def decode_from_learner(header: bytes) -> Message:
-    """Raises ValueError (msgspec.ValidationError or DecodeError) for anything else."""
-    return _from_learner.decode(header)
+def seal(body: bytes) -> bytes:
+    """`body` with its checksum at the end."""
+    return body + zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "little")
 
 
-def decode_from_syncer(header: bytes) -> Message:
-    """Raises ValueError (msgspec.ValidationError or DecodeError) for anything else."""
-    return _from_syncer.decode(header)
+def decode_from_learner(header: bytes | memoryview) -> Message:
+    """Raises Corrupt, or ValueError (msgspec.ValidationError or DecodeError) for anything else."""
+    return _from_learner.decode(_body(header))
+
+
+def decode_from_syncer(header: bytes | memoryview) -> Message:
+    """Raises Corrupt, or ValueError (msgspec.ValidationError or DecodeError) for anything else."""
+    return _from_syncer.decode(_body(header))
+
+
+def _body(header: bytes | memoryview) -> bytes | memoryview:
+    body, checksum = header[:-CHECKSUM_BYTES], header[-CHECKSUM_BYTES:]
+    if zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "little") != checksum:
+        raise Corrupt("a header's checksum does not hold: its bytes changed on their way")
+    return body

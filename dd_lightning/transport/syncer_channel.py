@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from dd_lightning.protocol import messages
-from dd_lightning.protocol.messages import Message
+from dd_lightning.protocol.messages import Corrupt, Message
 from dd_lightning.transport import frames
 from dd_lightning.transport.address import Address, require_loopback
 from dd_lightning.transport.connections import Connection, Connections, shut_down
@@ -163,6 +163,11 @@ class SyncerChannel:
             return None
         try:
             message, payload = frames.decode_frames(messages.decode_from_learner, role, body)
+        except Corrupt as error:
+            # Where the next message begins may be wrong too: a reconnect costs nothing, a stream
+            # read from its middle would swallow what is sent for as long as it lives.
+            self._dying.setdefault(name, str(error))
+            return Malformed(session.peer or name, str(error))
         except ValueError as error:
             return Malformed(session.peer or name, str(error))
         return Arrival(name, message, payload, size)

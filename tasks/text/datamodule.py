@@ -9,9 +9,10 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from dd_lightning.tasks.data import Manifest, ShardStream, StreamPlan, read_manifest, read_shard
 from torch import Tensor
 from torch.utils.data import DataLoader
+
+from dd_lightning.tasks.data import Manifest, ShardStream, StreamPlan, read_manifest, read_shard
 
 from .prepare import TextData, prepare
 

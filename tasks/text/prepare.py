@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from dd_lightning.tasks.data import Manifest, Shard, build_once, write_manifest, write_shards
 
 from .corpus import (

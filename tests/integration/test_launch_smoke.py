@@ -112,11 +112,10 @@ def test_export_and_report_read_the_run_folder(smoke, tmp_path):
 
 
 def test_the_exported_model_evaluates_to_the_loss_of_the_summary(smoke, tmp_path):
-    from dd_lightning.tasks.text import GPTModule
-
     from dd_lightning.cli import main
     from dd_lightning.launch.task import build_data
     from dd_lightning.syncer.checkpoint import newest_checkpoint
+    from dd_lightning.tasks.text import GPTModule
 
     folder, _ = smoke
     out = tmp_path / "model.ckpt"

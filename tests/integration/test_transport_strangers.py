@@ -6,6 +6,7 @@ import socket
 import pytest
 import zmq
 
+from dd_lightning.protocol.messages import encode, seal
 from dd_lightning.transport.frames import (
     MAX_HEADER_BYTES,
     Arrival,
@@ -76,7 +77,7 @@ def test_a_foreign_peer_is_counted_and_closed(context, kind):
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ([b"\xc1"], "malformed"),
+        ([seal(b"\xc1")], "malformed"),
         ([b"a", b"b", b"c"], "3 frames"),
         ([bytes(MAX_HEADER_BYTES + 1)], "a header of"),
     ],
@@ -89,6 +90,20 @@ def test_nonsense_in_a_session_is_counted_and_the_session_lives(context, parts, 
         odd.send_multipart(parts)
         (event,) = until(syncer, count(Malformed, 1))
         assert event.peer == session and reason in event.reason
+        unharmed(syncer, learner)
+
+
+def test_a_header_that_changed_on_its_way_is_counted_and_ends_its_own_session(context):
+    with connected() as (syncer, learner), context.socket(zmq.DEALER) as odd:
+        session = "ef" * 16
+        odd.setsockopt(zmq.IDENTITY, identity_of(b"c", session))
+        odd.connect(f"tcp://127.0.0.1:{syncer.port}")
+        header = bytearray(encode(goodbye()))
+        header[3] ^= 1
+        odd.send(bytes(header))
+        malformed, ended = until(syncer, count(Disconnected, 1))
+        assert malformed == Malformed(session, ended.reason) and "checksum" in ended.reason
+        assert ended.session == session
         unharmed(syncer, learner)
 
 

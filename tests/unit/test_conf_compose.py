@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import dd_lightning.conf as conf
 import msgspec
 import pytest
 import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+import dd_lightning.conf as conf
 from dd_lightning.algorithm import PRESETS
 from dd_lightning.launch.settings import check
 from dd_lightning.launch.task import check_task

@@ -6,6 +6,7 @@ import os
 import threading
 
 import pytest
+
 from dd_lightning.tasks.data import (
     Manifest,
     build_once,

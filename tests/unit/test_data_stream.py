@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from dd_lightning.tasks.data import ShardStream, StreamPlan, write_shards
 from torch.utils.data import DataLoader
+
+from dd_lightning.tasks.data import ShardStream, StreamPlan, write_shards
 
 pytestmark = pytest.mark.unit
 

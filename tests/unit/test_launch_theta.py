@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from dd_lightning.tasks.text import GPTModule
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from torch import nn
@@ -13,6 +12,7 @@ from dd_lightning.commands import export as command
 from dd_lightning.launch.evaluator import Evaluator
 from dd_lightning.launch.theta import load_theta
 from dd_lightning.syncer.module import STATE_KEY
+from dd_lightning.tasks.text import GPTModule
 
 pytestmark = pytest.mark.unit
 

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from dd_lightning.tasks.data import read_manifest
 from dd_lightning.tasks.text import TextData, prepare
 from dd_lightning.tasks.text import sotu as sotu_module

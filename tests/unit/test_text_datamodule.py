@@ -6,6 +6,7 @@ import random
 import lightning.pytorch as pl
 import pytest
 import torch
+
 from dd_lightning.tasks.text import GPTModule, TextDataModule
 
 pytestmark = pytest.mark.unit

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+
 from dd_lightning.tasks.text import GPT, GPTConfig
 from dd_lightning.tasks.text.gpt import apply_rope, rope_tables
 

@@ -6,8 +6,9 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from dd_lightning.tasks.text import GPTModule, OptimizerConfig
 from torch.utils.data import DataLoader
+
+from dd_lightning.tasks.text import GPTModule, OptimizerConfig
 
 pytestmark = pytest.mark.unit
 

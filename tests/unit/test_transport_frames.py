@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from dd_lightning.protocol import messages
-from dd_lightning.protocol.messages import Progress, decode_from_learner, encode
+from dd_lightning.protocol.messages import Progress, decode_from_learner, encode, seal
 from dd_lightning.transport import frames
 from dd_lightning.transport.frames import CONTROL, DATA
 from tests.transport_samples import contribution, describe, from_learner, from_syncer, goodbye
@@ -42,7 +42,8 @@ def test_a_message_and_its_payload():
     [
         (CONTROL, [], "0 frames"),
         (DATA, [b"a", b"b", b"c"], "3 frames"),
-        (CONTROL, [b"\xc1garbage"], "malformed"),
+        (CONTROL, [seal(b"\xc1garbage")], "malformed"),
+        (CONTROL, [b"\xc1garbage"], "checksum"),
         (CONTROL, [encode(from_syncer(b"")[2][0])], "Invalid value"),
         (DATA, [encode(contribution(DATA_BYTES))], "without its payload"),
         (CONTROL, [encode(goodbye()), b"x"], "with a payload"),
@@ -54,6 +55,15 @@ def test_a_message_and_its_payload():
 def test_anything_else_is_refused_with_its_cause(role, parts, cause):
     with pytest.raises(ValueError, match=cause):
         decode(role, *parts)
+
+
+def test_no_flipped_bit_of_a_header_passes():
+    header = encode(goodbye())
+    for bit in range(8 * len(header)):
+        flipped = bytearray(header)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(messages.Corrupt):
+            decode(CONTROL, bytes(flipped))
 
 
 @pytest.mark.parametrize(
