@@ -12,6 +12,7 @@ from typing import Any
 
 from dd_lightning.learner.comm import CommThread, Delivery
 from dd_lightning.learner.snapshots import ModelValues
+from dd_lightning.learner.state_copy import StateCopies
 from dd_lightning.learner.step_clock import StepClock
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.held import Held, Snapshot
@@ -52,6 +53,7 @@ class LearnerSession:
         told_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.clock = StepClock()
+        self.copies = StateCopies()  # of parameters and optimizer state, under way
         self.config = SyncerConfig()
         self.welcome: Welcome | None = None
         self.finish_reason = ""  # told to finish, and why
@@ -74,7 +76,7 @@ class LearnerSession:
         assert self._ledger is not None  # open() comes first
         while not self._ledger.loaded:
             self._wait_for_delivery("loading the parameters")
-            self._hand_over(self._ledger.boundary(self._comm.clock()))
+            self._hand_over(self._boundary())
         self._report()
 
     def now(self) -> float:
@@ -101,7 +103,7 @@ class LearnerSession:
         assert ledger is not None
         ledger.stepped(tokens)
         self._drain()
-        out = ledger.boundary(self._comm.clock())
+        out = self._boundary()
         now = self._comm.clock()
         seconds = self.clock.end(now)
         waits = ledger.must_wait(now)
@@ -119,9 +121,13 @@ class LearnerSession:
             if delivery is not None:
                 self._take(delivery)
                 self._drain()
-            self._hand_over(ledger.boundary(self._comm.clock()))
+            self._hand_over(self._boundary())
         self.clock.resume(self._comm.clock())
         self._report("training")
+
+    def before_step(self) -> None:
+        """The parameters change next: copies of them that are under way are finished first."""
+        self.copies.settle()
 
     def begin_epoch(self) -> None:
         """Before the first batch: callbacks have frozen and unfrozen what they want by now."""
@@ -137,7 +143,7 @@ class LearnerSession:
             return
         self.clock.leave_out(self._comm.clock())
         self._drain()
-        self._hand_over(self._ledger.boundary(self._comm.clock(), unlimited=True))
+        self._hand_over(self._boundary(unlimited=True))
         self._report("paused")
 
     def resume(self) -> None:
@@ -152,7 +158,7 @@ class LearnerSession:
         assert ledger is not None
         ledger.finish()
         self._drain()
-        self._hand_over(ledger.boundary(self._comm.clock()))
+        self._hand_over(self._boundary())
         self._comm.call(self._link.finish, ledger.held(), reason, self._comm.clock())
         deadline = self._comm.clock() + self.config.timeouts.flush
         while not self._released and not self._told_to_stop():
@@ -168,7 +174,7 @@ class LearnerSession:
             if delivery is not None:
                 self._take(delivery)
                 self._drain()
-            self._hand_over(ledger.boundary(self._comm.clock()))
+            self._hand_over(self._boundary())
 
     def close(self, reason: str) -> None:
         """Leave: say goodbye and end the comm thread, within `timeouts.shutdown`."""
@@ -200,6 +206,12 @@ class LearnerSession:
         self._comm.call(self._link.say, message)
 
     # ------------------------------------------------------------------ pieces
+
+    def _boundary(self, *, unlimited: bool = False) -> list[Outgoing]:
+        """Applies change parameters too."""
+        assert self._ledger is not None
+        self.copies.settle()
+        return self._ledger.boundary(self._comm.clock(), unlimited=unlimited)
 
     def _wait_for_delivery(self, doing: str) -> None:
         """One delivery or one slice of time; how long in all is the link's to bound."""

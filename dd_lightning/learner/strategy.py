@@ -135,9 +135,18 @@ class DecoupledDiLoCoStrategy(Strategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        if self._automatic:
-            self._boundary()
+        session = self._joined
+        if not self._automatic:
+            session.before_step()
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+        def with_copies_finished() -> Any:
+            output = closure()  # forward and backward, beside which copies go on
+            session.before_step()
+            return output
+
+        output = super().optimizer_step(optimizer, with_copies_finished, model, **kwargs)
+        self._boundary()
         return output
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
