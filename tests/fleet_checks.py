@@ -37,19 +37,19 @@ def check_account(fleet: Any, account: Any) -> None:
 
 def check_bounded(fleet: Any) -> None:
     """Nothing that is kept grows with the length of a run."""
-    core, run, conductor = fleet.core, fleet.core.run, fleet.core.conductor
+    run, conductor = fleet.core.run, fleet.core.conductor
     learners, fragments = len(fleet.specs), max(1, len(run.versions))
     assert not run.actions or not fleet.syncer_up
     assert len(run.book.open) + len(run.book.merging) <= fragments
     assert len(run.early) <= 4 * fragments
     assert all(len(held) <= learners for held in run.early.values())
     assert all(len(held) <= learners for held in run.final_inbox.values())
-    assert len(conductor.quorum_times) <= 4 * fragments
+    assert len(conductor.closing.quorum_times) <= 4 * fragments
     assert len(conductor.bookings.deliveries) <= fragments
     assert len(conductor.bookings.waiting_applies) <= 4 * learners * fragments
     assert len(run.accounts) <= len(fleet.lives)
     assert len(run.sessions) <= 4 * learners
-    assert len(core.endgame.conductor.held_merges) <= fragments
+    assert len(conductor.closing.held_merges) <= fragments
     for member in run.members.values():
         assert len(member.rho) <= 4 * fragments and len(member.took_part) <= 4 * fragments
         assert len(member.outbox.waiting) <= fragments >= len(member.outbox.under_way)

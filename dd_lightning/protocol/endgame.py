@@ -115,7 +115,7 @@ class Endgame:
             if waits or book.busy(fragment):
                 return
             round_ = self.conductor.open(now, [], last=True)
-            self.conductor.check(round_, now)
+            self.conductor.closing.check(round_, now)
 
     # ------------------------------------------------------------------ release
 
@@ -169,20 +169,20 @@ class Endgame:
             round_.left.clear()
             round_.contributions.clear()
             round_.finals.clear()
-            self.conductor.check(round_, 0.0)
+            self.conductor.closing.check(round_, 0.0)
         self.ending = self.ending or ("interrupted", reason)
 
     def checkpoint(self) -> None:
         """Hand out a checkpoint as soon as no merge is outstanding."""
         if self.checkpoint_out or not self.want_checkpoint or not self.run.initialized:
             return
-        self.conductor.hold = True
-        if self.conductor.outstanding:
+        self.conductor.closing.hold = True
+        if self.conductor.closing.outstanding:
             return
         self.want_checkpoint = False
         self.checkpoint_out = True
         self.run.actions.append(WriteCheckpoint(self.run.state()))
-        self.conductor.release_held()
+        self.conductor.closing.release_held()
 
     def checkpointed(self, merges: int) -> None:
         """A checkpoint that holds the first `merges` merges is on disk."""
@@ -212,7 +212,7 @@ class Endgame:
         if run.initialized and self.saved_merges < run.merges:
             self.want_checkpoint = True
             return
-        if self.checkpoint_out or self.conductor.outstanding:
+        if self.checkpoint_out or self.conductor.closing.outstanding:
             return
         self.over = True
         for account in run.accounts.values():

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dd_lightning.protocol.apply_modes import mixed, rebased
+from dd_lightning.protocol.apply_writer import ApplyWriter
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.held import NOTHING_HELD, Asked, FragmentState, Held, Snapshot, Values
 from dd_lightning.protocol.messages import (
@@ -55,10 +55,14 @@ class LearnerLedger:
     finishing: bool = False
     _fragments: list[FragmentState] = field(init=False)
     _schedule: OwnSchedule = field(init=False)
+    _writer: ApplyWriter = field(init=False)
 
     def __post_init__(self) -> None:
         self._fragments = [FragmentState() for _ in range(self.num_fragments)]
         self._schedule = OwnSchedule(self.num_fragments, self.sync_every, self.round_timeout_s)
+        self._writer = ApplyWriter(
+            self.values, self.apply, self.mix_alpha, self.deltas, self.buffers
+        )
 
     @classmethod
     def from_config(
@@ -231,7 +235,7 @@ class LearnerLedger:
         state.arrived = None
         state.settle(message.merged_upto, self.step, self.odometer)
         before, settled = state.tokens, state.settled
-        self._write(index, state, arrived)
+        self._writer.write(index, state, arrived, self.finishing)
         state.version, state.settled, state.reload = message.version, None, False
         if state.snapshot is not None and state.snapshot.round <= message.round:
             state.snapshot = None  # its round closed without it
@@ -249,34 +253,6 @@ class LearnerLedger:
             tokens_before=before,
             settled=settled,
         )
-
-    def _write(self, index: int, state: FragmentState, arrived: Mapping[str, Tensor]) -> None:
-        """The apply mode: tensors and counters. A first load or a reload always overwrites."""
-        fresh = state.version == NOTHING_HELD or state.reload
-        if not fresh and self.apply == "rebase" and state.base is not None:
-            current = self.values.read(index)
-            self._put(index, state, rebased(current, state.base, arrived, self.buffers))
-            if state.snapshot is not None:  # undecided: what comes after it moves with it
-                moved = rebased(state.snapshot.reference, state.base, arrived, self.buffers)
-                state.snapshot = replace(state.snapshot, reference=moved)
-        elif not fresh and self.apply == "mix":
-            self._put(index, state, mixed(self.values.read(index), arrived, self.mix_alpha))
-            state.tokens = int(self.mix_alpha * state.tokens)
-            # a token that is kept was trained in some step; without tokens there is no step
-            state.steps = -int(-self.mix_alpha * state.steps // 1) if state.tokens else 0
-        else:
-            self._put(index, state, arrived)
-            state.steps = state.tokens = 0
-        if self.apply == "rebase" or self.deltas:
-            cast = {name: t.to(self.values.dtype(name)) for name, t in arrived.items()}
-            state.base = cast if self.apply == "rebase" else None
-            state.anchor = cast if self.deltas else None
-
-    def _put(self, index: int, state: FragmentState, tensors: Mapping[str, Tensor]) -> None:
-        """Not after the last step, unless a snapshot is still to build on it: training ends with
-        what its last step left, whoever finishes first."""
-        if not (state.handed_in or (self.finishing and self.apply == "overwrite")):
-            self.values.write(index, tensors)
 
     def _take_unasked(self) -> list[Outgoing]:
         """Snapshots at this learner's own step of each round, `wait: overlap`."""

@@ -19,13 +19,13 @@ from dd_lightning.protocol.conductor import Conductor
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.endgame import Endgame
 from dd_lightning.protocol.layout import build_layout
+from dd_lightning.protocol.lifecycle import Lifecycle
 from dd_lightning.protocol.members import (
     FINISHING,
     GONE,
     JOINING,
     LOST,
     PAUSED,
-    TRAINING,
     Member,
     median_step,
 )
@@ -34,24 +34,20 @@ from dd_lightning.protocol.messages import (
     Checkpointed,
     Contribution,
     Finish,
-    FinishNow,
     Goodbye,
     Initial,
     Join,
     Message,
     Nothing,
-    Pong,
     Progress,
     Received,
     Rejoin,
-    Released,
     TensorInfo,
     Version,
 )
-from dd_lightning.protocol.observe import learner_stats, status
+from dd_lightning.protocol.observe import status
 from dd_lightning.protocol.run_state import RunState
 
-PAUSE_STEPS, PAUSE_SECONDS = 10, 5.0  # no step for max of both: paused
 STATS_EVERY_S = 2.0
 
 
@@ -77,6 +73,7 @@ class SyncerCore:
             self.run.restore(restored, build_layout(tensors, config.algorithm))
         self.admission = Admission(self.run)
         self.conductor = Conductor(self.run)
+        self.lifecycle = Lifecycle(self.run, self.admission, self.conductor)
         self.advice = Advice(self.run)
         self.endgame = Endgame(self.run, self.conductor)
         if restored is not None:
@@ -135,7 +132,7 @@ class SyncerCore:
         if member is None:
             return
         if isinstance(message, Contribution):
-            self.conductor.refuse(member, message, reason, now)
+            self.conductor.intake.refuse(member, message, reason, now)
         else:
             self.run.warn_once(
                 f"initial {member.learner}",
@@ -153,9 +150,9 @@ class SyncerCore:
         if member.generation != bound[1] or not member.live:
             return
         if member.released:
-            self._leave(member, GONE, "finished", now)
+            self.lifecycle.leave(member, GONE, "finished", now)
         else:
-            self._leave(member, LOST, "connection closed", now)
+            self.lifecycle.leave(member, LOST, "connection closed", now)
         self._settle(now)
 
     def initialized(self, fragment: int, now: float) -> None:
@@ -197,9 +194,9 @@ class SyncerCore:
         timeouts = self.config.timeouts
         for member in self.run.live:
             if now >= member.reported_s + timeouts.lease:
-                self._leave(member, LOST, f"no word for {timeouts.lease} s", now)
-            elif self._stalled(member) <= now:
-                self._state(member, PAUSED, now)
+                self.lifecycle.leave(member, LOST, f"no word for {timeouts.lease} s", now)
+            elif self.lifecycle.stalled(member) <= now:
+                self.lifecycle.move(member, PAUSED, now)
             member.outbox.expire(now - timeouts.round)
         self.admission.repeat_initial(now)
         self.conductor.tick(now)
@@ -215,7 +212,7 @@ class SyncerCore:
             times.append(self.admission.initial_deadline)
         for member in self.run.live:
             times.append(member.reported_s + self.config.timeouts.lease)
-            times.append(self._stalled(member))
+            times.append(self.lifecycle.stalled(member))
         return min((time for time in times if now < time < math.inf), default=None)
 
     def take(self) -> list[Action]:
@@ -243,39 +240,13 @@ class SyncerCore:
             run.actions.append(SetInitial(message.fragment, payload, message))
 
     def _progress(self, member: Member, message: Progress, now: float, _: object) -> None:
-        member.account.saw(message.odometer)
-        if member.released:  # it has not heard
-            self.run.say(member.session, Released(generation=member.generation))
-        elif member.told_to_finish and member.state != FINISHING:
-            finish = FinishNow(generation=member.generation, reason=member.told_to_finish)
-            self.run.say(member.session, finish)
-        member.seconds_stepping = max(member.seconds_stepping, message.seconds_stepping)
-        member.losses = message.losses or member.losses
-        member.last_error = message.last_error or member.last_error
-        if message.rtt_ms is not None:
-            member.rtt_ms = message.rtt_ms
-        if message.ping:
-            self.run.say(member.session, Pong(generation=member.generation, ping=message.ping))
-        if message.step > member.step and member.state != FINISHING:
-            for seconds in message.step_seconds:
-                member.steps.add(seconds)
-            member.coalesced_most = max(member.coalesced_most, message.step - member.step)
-            if member.clock_base is None:
-                member.clock_base = self.run.clock.value - member.join.step
-            member.step = message.step
-            member.stepped_s = now
-            if member.first_step_s is None:
-                member.first_step_s = max(0.0, now - sum(message.step_seconds))
-            self._state(member, TRAINING, now)
-        member.waiting = message.state == "waiting"
-        if message.state == "paused":
-            self._state(member, PAUSED, now)
+        self.lifecycle.progress(member, message, now)
 
     def _contribution(
         self, member: Member, message: Contribution, now: float, payload: object
     ) -> None:
         self.advice.contributed(member, message)
-        self.conductor.contribute(member, message, payload, now)
+        self.conductor.intake.contribute(member, message, payload, now)
 
     def _nothing(self, member: Member, message: Nothing, now: float, _: object) -> None:
         self.endgame.nothing(member, message, now)
@@ -302,47 +273,11 @@ class SyncerCore:
             return
         member.account.saw(message.odometer)
         member.step = max(member.step, message.step)
-        self._state(member, FINISHING, now)
+        self.lifecycle.move(member, FINISHING, now)
         self.endgame.finish(member, now)
 
     def _goodbye(self, member: Member, message: Goodbye, now: float, _: object) -> None:
-        self._leave(member, GONE, message.reason, now)
-
-    # ------------------------------------------------------------------ members
-
-    def _stalled(self, member: Member) -> float:
-        """When it counts as paused for want of steps; never while it waits inside a boundary."""
-        if member.state != TRAINING or member.waiting:
-            return math.inf
-        return member.stepped_s + max(PAUSE_STEPS * (member.steps.value or 0.0), PAUSE_SECONDS)
-
-    def _state(self, member: Member, state: str, now: float) -> None:
-        """joining → training ⇄ paused → finishing; rosters shrink when it leaves training."""
-        if member.state == state or (state == PAUSED and member.state != TRAINING):
-            return
-        left_training = member.state == TRAINING
-        member.state = state
-        self.run.record(
-            "state",
-            learner=member.learner,
-            generation=member.generation,
-            state=state,
-            step=member.step,
-            odometer=member.account.odometer,
-            first_step_started_s=member.first_step_s,
-        )
-        if left_training:
-            self.conductor.strike(member, now)
-
-    def _leave(self, member: Member, state: str, cause: str, now: float) -> None:
-        self.admission.end(member, state, cause, now)
-        self._stats(member, now)
-        self.conductor.strike(member, now)
-        self.conductor.bookings.settle_waiting()
-
-    def _stats(self, member: Member, now: float) -> None:
-        member.stats_s = now
-        self.run.record("learner_stats", **learner_stats(member, self.conductor))
+        self.lifecycle.leave(member, GONE, message.reason, now)
 
     # ------------------------------------------------------------------ after every event
 
@@ -363,7 +298,7 @@ class SyncerCore:
         self._pump(now)
         for member in run.live:
             if member.state != JOINING and now - member.stats_s >= STATS_EVERY_S:
-                self._stats(member, now)
+                self.lifecycle.stats(member, now)
                 self.advice.name_the_slow(member)
 
     def _pump(self, now: float) -> None:
