@@ -1,0 +1,1 @@
+"""Virtual time: fleets of millions of chips (`goodput`), without training anything."""

@@ -1,0 +1,160 @@
+"""The fleet simulation against closed forms, the paper's table, and failure logs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from dd_lightning.cli import main
+from dd_lightning.simulate.failure_sources import FailureTrace
+from dd_lightning.simulate.fleet_parameters import YEAR_S, FleetParameters
+from dd_lightning.simulate.goodput import (
+    LearnerTime,
+    simulate_elastic,
+    simulate_fleet,
+    simulate_rigid,
+    uptime,
+)
+from dd_lightning.simulate.paper_table import PAPER, errors, paper_rows, paper_value
+from dd_lightning.simulate.recovery_time import ExponentiatedWeibull
+from dd_lightning.simulate.waiting import goodput_of_quorum, scavenged_time
+
+pytestmark = pytest.mark.unit
+
+
+def fixed(*failures: tuple[float, float]):
+    return iter(failures)
+
+
+def test_one_failure_costs_a_rigid_learner_its_downscale_recovery_and_upscale():
+    found = simulate_rigid(fixed((100.0, 50.0)), FleetParameters(days=1))
+    assert found.dead == [(100.0, 180.0)]
+    assert found.good_s == 86400 - 80
+
+
+def test_one_failure_costs_an_elastic_learner_two_dead_times_and_its_slice_meanwhile():
+    parameters = FleetParameters(days=1)
+    found = simulate_elastic(fixed((100.0, 50.0)), 10, parameters)
+    # down 100..116, back at 150, joins at 270..284, a tenth of the chips away in between
+    assert found.dead == [(100.0, 116.0), (270.0, 284.0)]
+    assert found.good_s == pytest.approx(86400 - 16 - 14 - (270 - 116) / 10)
+
+
+def test_failures_within_a_dead_time_are_absorbed():
+    one = simulate_elastic(fixed((100.0, 1e6)), 10, FleetParameters(days=1))
+    two = simulate_elastic(fixed((100.0, 1e6), (110.0, 1e6)), 10, FleetParameters(days=1))
+    assert two.dead == one.dead and two.failures == 2
+    assert two.good_s == pytest.approx(100 + (86400 - 116) * 0.8)
+
+
+def test_many_failures_agree_with_renewal_theory():
+    parameters = FleetParameters(days=20)
+    chips = 600_000
+    dead = 16 + 46 + 14
+    expected = 100 / (1 + chips / YEAR_S * dead)
+    assert simulate_fleet(1, chips, False, parameters, 1).goodput == pytest.approx(
+        expected, rel=0.02
+    )
+
+
+def test_the_mean_of_the_recovery_distribution_is_what_was_asked():
+    distribution = ExponentiatedWeibull(46.0, 2.0, 0.8)
+    drawn = list(itertools.islice(distribution.draws(np.random.default_rng(0)), 100_000))
+    assert np.mean(drawn) == pytest.approx(46.0, rel=0.02)
+
+
+def test_uptime_counts_only_moments_at_which_all_are_dead():
+    times = [LearnerTime(100.0, dead=[(10.0, 30.0)]), LearnerTime(100.0, dead=[(20.0, 40.0)])]
+    assert uptime(times) == pytest.approx(0.9)
+
+
+def test_the_papers_table_within_two_points_on_average_and_five_at_most():
+    rows = paper_rows(FleetParameters(), 1)
+    assert len(rows) == 30
+    mean, largest = errors(rows)
+    assert mean <= 2 and largest <= 5
+    predicted = [row for row in rows if row.learners > 1]
+    assert max(abs(row.goodput - paper_value(row)) for row in predicted) <= 5
+
+
+def test_uptime_is_complete_from_eight_learners_on():
+    rows = paper_rows(FleetParameters(), 1)
+    assert all(row.uptime > 99.99 for row in rows if row.learners >= 8)
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
+    parameters = FleetParameters(days=1)
+    first = simulate_fleet(4, 600_000, True, parameters, 1)
+    assert simulate_fleet(4, 600_000, True, parameters, 1) == first
+    assert simulate_fleet(4, 600_000, True, parameters, 2) != first
+
+
+def test_everyone_waiting_for_the_slowest_costs_what_the_paper_says():
+    speeds = (1.0,) * 4 + (1.18,) * 4
+    assert 100 * goodput_of_quorum(speeds, 8, 0.1) == pytest.approx(84, abs=2)
+    assert goodput_of_quorum(speeds, 8, 0.0) == pytest.approx((4 + 4 / 1.18) / 8)
+    assert goodput_of_quorum(speeds, 1, 0.1, waits=False) == 1.0
+
+
+@pytest.mark.parametrize(("extra", "paper"), [(0.25, 0.90), (0.5, 0.83), (1.0, 0.75), (3.0, 0.62)])
+def test_temporary_chips_shorten_the_run_as_in_the_paper(extra, paper):
+    assert scavenged_time(extra) == pytest.approx(paper, abs=0.006)
+
+
+def test_a_log_of_failures_takes_the_place_of_the_distribution(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("time,component,seconds_down\n100,a,50\n40000,b,50\n")
+    trace = FailureTrace.read(log)
+    parameters = FleetParameters(days=0.5, slice_chips=100)
+    one = simulate_fleet(1, 1000, True, parameters, 1, trace)
+    two = simulate_fleet(2, 1000, True, parameters, 1, trace)
+    assert one.goodput < 100 and two.uptime == 100
+    assert list(itertools.islice(trace.of_learner(0, 2), 2)) == [(100.0, 50.0), (40150.0, 50.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("time,component\n1,a\n", "lacks the columns seconds_down"),
+        ("time,component,seconds_down\nx,a,1\n", "line 2"),
+        ("time,component,seconds_down\n-1,a,1\n", "allowed: finite"),
+        ("time,component,seconds_down\n", "no rows"),
+    ],
+)
+def test_a_log_that_makes_no_sense_is_refused(tmp_path, text, said):
+    log = tmp_path / "log.csv"
+    log.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        FailureTrace.read(log)
+
+
+@pytest.mark.parametrize("name", ["mtbi_years", "days", "slice_chips"])
+def test_parameters_out_of_range_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"{name} is 0"):
+        FleetParameters(**{name: 0})
+
+
+def test_the_command_prints_the_promised_json(capsys):
+    arguments = ["--learners", "1,4", "--chips", "600000", "--mtbi-years", "1", "--seed", "1"]
+    assert main(["goodput", *arguments, "--days", "0.2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    shape = [(row["learners"], row["elastic"], row["chips"]) for row in found["rows"]]
+    assert shape == [(1, False, 600_000), (1, True, 600_000), (4, True, 600_000)]
+    assert all(0 < row["goodput"] < 100 and 0 < row["uptime"] <= 100 for row in found["rows"])
+    assert found["parameters"]["mtbi_years"] == 1.0
+
+
+def test_the_command_shows_the_papers_figures_beside_ours(capsys, tmp_path):
+    assert main(["goodput", "--table", "paper", "--plot", str(tmp_path / "f.png")]) == 0
+    said = capsys.readouterr().out
+    for row in PAPER.values():
+        assert all(f"| {value}" in said for value in row)
+    assert (tmp_path / "f.png").stat().st_size > 1000
+
+
+def test_a_wrong_number_of_learners_is_one_line(capsys):
+    assert main(["goodput", "--learners", "none"]) == 2
+    assert "--learners is 'none'; allowed: integers" in capsys.readouterr().err
