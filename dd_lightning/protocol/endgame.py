@@ -14,6 +14,9 @@ from dd_lightning.protocol.messages import HELD, FinishNow, Nothing, Pull, Relea
 from dd_lightning.protocol.rounds import Round
 from dd_lightning.protocol.run_state import RunState
 
+DISK = "checkpoint"  # key of the warning that one was not written
+RETRY_S = (1.0, 60.0)  # first and longest pause before it is tried again
+
 
 class Endgame:
     """Finals, release of learners, checkpoints on demand, and the run's end."""
@@ -24,6 +27,9 @@ class Endgame:
         self.want_checkpoint = False
         self.checkpoint_out = False  # handed out, not yet reported
         self.saved_merges = -1
+        self.failures = 0  # writes in a row that the disk refused
+        self.retry_s = 0.0  # none is handed out before
+        self.ending_s: float | None = None  # since when the end waits for the last checkpoint
         self.alone_s: float | None = None  # since when all learners but one are done
         self.ending: tuple[str, str] | None = None  # (status, reason) once the end is decided
         self.over = False
@@ -172,9 +178,12 @@ class Endgame:
             self.conductor.closing.check(round_, 0.0)
         self.ending = self.ending or ("interrupted", reason)
 
-    def checkpoint(self) -> None:
-        """Hand out a checkpoint as soon as no merge is outstanding."""
+    def checkpoint(self, now: float) -> None:
+        """Hand out a checkpoint as soon as no merge is outstanding; one at a time, and what is
+        asked for meanwhile is one more after it."""
         if self.checkpoint_out or not self.want_checkpoint or not self.run.initialized:
+            return
+        if now < self.retry_s:
             return
         self.conductor.closing.hold = True
         if self.conductor.closing.outstanding:
@@ -188,6 +197,22 @@ class Endgame:
         """A checkpoint that holds the first `merges` merges is on disk."""
         self.checkpoint_out = False
         self.saved_merges = max(self.saved_merges, merges)
+        if self.failures:
+            self.failures, self.retry_s = 0, 0.0
+            self.run.warned.pop(DISK, None)
+            self.run.record("warning", text="checkpoints are written again")
+
+    def not_checkpointed(self, reason: str, now: float) -> None:
+        """The disk did not take it: tried again after a pause that doubles. Nothing is lost yet;
+        learners that have finished stay, at most `timeouts.flush`, until one is written."""
+        self.checkpoint_out = False
+        self.want_checkpoint = True
+        pause_s = min(RETRY_S[0] * 2.0**self.failures, RETRY_S[1])
+        self.failures += 1
+        self.retry_s = now + pause_s
+        self.run.warn_once(
+            DISK, f"no checkpoint: {reason} It is tried again; until then the run goes on without."
+        )
 
     def end(self, now: float) -> None:
         """Decide and carry out the end of the run."""
@@ -209,10 +234,22 @@ class Endgame:
                 self.ending = ("interrupted", "every learner has left")
             else:
                 self.ending = ("failed", "every learner is lost")
-        if run.initialized and self.saved_merges < run.merges:
+        if self.ending_s is None:
+            self.ending_s = now
+        unsaved = run.initialized and self.saved_merges < run.merges
+        if now >= self.ending_s + run.config.timeouts.flush and (unsaved or self.checkpoint_out):
+            self.ending = (
+                "failed",
+                f"the last checkpoint is not on the disk timeouts.flush = "
+                f"{run.config.timeouts.flush:g} s after the end; the one before it stands, with "
+                f"{max(0, self.saved_merges)} of {run.merges} merges",
+            )
+        elif unsaved:
             self.want_checkpoint = True
             return
-        if self.checkpoint_out or self.conductor.closing.outstanding:
+        elif self.checkpoint_out:
+            return
+        if self.conductor.closing.outstanding:
             return
         self.over = True
         for account in run.accounts.values():
@@ -230,6 +267,10 @@ class Endgame:
         times = [lost + timeouts.rejoin for lost in run.lost_at.values()]
         if self.alone_s is not None:
             times.append(self.alone_s + timeouts.finish)
+        if self.want_checkpoint and self.failures:
+            times.append(self.retry_s)
+        if self.ending_s is not None:
+            times.append(self.ending_s + timeouts.flush)
         for member in run.in_state(FINISHING):
             times.append((member.finishing_s or 0.0) + timeouts.flush)
             for final in member.finals.values():

@@ -184,6 +184,11 @@ class SyncerCore:
         self.endgame.checkpointed(state["merges"])
         self._settle(now)
 
+    def not_checkpointed(self, reason: str, now: float) -> None:
+        """The disk did not take it, and why (a sentence that says what to do)."""
+        self.endgame.not_checkpointed(reason, now)
+        self._settle(now)
+
     def stop(self, reason: str, now: float) -> None:
         """End now (signal): learners are let go, a last checkpoint is written."""
         self.endgame.stop(reason)
@@ -292,9 +297,9 @@ class SyncerCore:
                 self.endgame.ask(member, now)
             self.endgame.last_rounds(now)
             self.endgame.release(now)
-        self.endgame.checkpoint()
+        self.endgame.checkpoint(now)
         self.endgame.end(now)
-        self.endgame.checkpoint()
+        self.endgame.checkpoint(now)
         self._pump(now)
         for member in run.live:
             if member.state != JOINING and now - member.stats_s >= STATS_EVERY_S:

@@ -1,4 +1,4 @@
-"""Syncer checkpoints, through Lightning: written whole or not at all, the newest few kept.
+"""Syncer checkpoints as files: which are there, which are whole, and what one holds.
 
 `step-<epoch>-<merges>.ckpt` holds Θ under the learners' names, outer optimizer, loops and callbacks
 (Lightning's), and under `STATE_KEY` the core's state, configuration, layout and versions: plain
@@ -11,94 +11,24 @@ import hashlib
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from dd_lightning.protocol.actions import WriteCheckpoint
 from dd_lightning.protocol.layout import Layout
 from dd_lightning.syncer.module import STATE_KEY, layout_from_plain
 
-PARTIAL = ".partial"
 _NAME = re.compile(r"step-(\d+)-(\d+)\.ckpt")
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint is on disk under `file` (its name in the folder)."""
-
-    job: WriteCheckpoint
-    file: str
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary name, forces it to the disk, then renames it."""
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None
-    ) -> None:
-        """As Lightning's, without a second copy in memory and without half a file ever."""
-        path = Path(path)
-        partial = path.with_name(path.name + PARTIAL)
-        with open(partial, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync_folder(path.parent)
-
-
-class CheckpointWriter(Callback):
-    """Saves after the step of a WriteCheckpoint job.
-
-    Args:
-        folder: the run's `syncer/`.
-        keep: newest checkpoints kept; the one of version 0 is kept beside them, since the
-            evaluator measures the run's first loss on it.
-        check: raises when another syncer has taken the run over; called before each write.
-        deliver: called (in the training thread) with each checkpoint written.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        keep: int,
-        check: Callable[[], None],
-        deliver: Callable[[Saved], None],
-    ) -> None:
-        self._folder, self._keep = folder, keep
-        self._check, self._deliver = check, deliver
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Write, remove what is too old, report."""
-        if not isinstance(batch, WriteCheckpoint):
-            return
-        self._check()
-        file = f"step-{batch.state['epoch']}-{batch.state['merges']}.ckpt"
-        trainer.save_checkpoint(self._folder / file, weights_only=False)
-        self._remove_old()
-        self._deliver(Saved(batch, file))
-
-    def _remove_old(self) -> None:
-        for path in checkpoints(self._folder)[self._keep :]:
-            if _number(path)[1] > 0:
-                path.unlink()
-        for path in self._folder.glob(f"step-*.ckpt{PARTIAL}"):
-            path.unlink()  # of a syncer that was killed while writing: nothing else removes it
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in a folder, newest (epoch, merges) first."""
     found = [path for path in folder.glob("step-*.ckpt") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=_number, reverse=True)
+    return sorted(found, key=number_of, reverse=True)
 
 
 def newest_checkpoint(folder: Path, verify: bool = False) -> Path | None:
@@ -182,15 +112,8 @@ def parameters_sha256(parameters: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _number(path: Path) -> tuple[int, int]:
+def number_of(path: Path) -> tuple[int, int]:
+    """(epoch, merges) that the name of a checkpoint says."""
     match = _NAME.fullmatch(path.name)
     assert match is not None  # `checkpoints` lists no others
     return int(match[1]), int(match[2])
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,12 +20,12 @@ from dd_lightning.protocol.messages import PROTOCOL_VERSION
 from dd_lightning.protocol.syncer_core import SyncerCore
 from dd_lightning.protocol.tape import SCHEMA, TapeWriter, read_tape
 from dd_lightning.syncer.checkpoint import (
-    CheckpointWriter,
     SyncerCheckpoint,
     newest_checkpoint,
     parameters_sha256,
     read_checkpoint,
 )
+from dd_lightning.syncer.checkpoint_writer import CheckpointWriter
 from dd_lightning.syncer.lock import RunLock
 from dd_lightning.syncer.module import SyncerModule
 from dd_lightning.syncer.payload import encode_values
@@ -153,7 +153,11 @@ class SyncerRun:
         if self._module is None:
             self._module = self._fresh_module()
         writer = CheckpointWriter(
-            self._folder, self.config.checkpoint_keep, self.lock.check, self.server.deliver
+            self._folder,
+            self.config.checkpoint_keep,
+            self.lock.check,
+            self.server.deliver,
+            self._feed.sync,  # no checkpoint that is newer than the tape on the disk
         )
         trainer = make_trainer(self._folder, [self._signals, writer])
         path = str(self._restored.path) if self._restored else None

@@ -29,7 +29,7 @@ from dd_lightning.protocol.actions import (
 )
 from dd_lightning.protocol.messages import Contribution, Fragment, Initial, Join, Welcome
 from dd_lightning.protocol.syncer_core import SyncerCore
-from dd_lightning.syncer.checkpoint import Saved
+from dd_lightning.syncer.checkpoint_writer import NotSaved, Saved
 from dd_lightning.syncer.merger import Merged
 from dd_lightning.syncer.outgoing import Outgoing
 from dd_lightning.syncer.payload import Encoded, PayloadError, PayloadReader, encode_values
@@ -79,9 +79,10 @@ class SyncerServer:
         self._channel, self._stream, self._feed = channel, stream, feed
         self._outgoing = Outgoing(channel)
         self._clock = clock
+        self._folder = folder
         self._status = StatusFile(folder / "status.json")
         self._odd = OddPeers(feed)
-        self._results: SimpleQueue[Merged | Saved] = SimpleQueue()
+        self._results: SimpleQueue[Merged | Saved | NotSaved] = SimpleQueue()
         self._reader: PayloadReader | None = None
         self._sessions: dict[tuple[str, int], str] = {}  # (learner, generation) to its session
         self._attached: set[str] = set()  # sessions that were welcomed and have not closed
@@ -104,8 +105,8 @@ class SyncerServer:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def deliver(self, result: Merged | Saved) -> None:
-        """A job is done (called in the training thread)."""
+    def deliver(self, result: Merged | Saved | NotSaved) -> None:
+        """A job is done (called in the training thread, or in that of a checkpoint)."""
         self._results.put(result)
         self._channel.wake()
 
@@ -212,18 +213,24 @@ class SyncerServer:
             if isinstance(result, Merged):
                 self.published[result.job.fragment] = result.published
                 self.core.merged(result.job, result.result, now)
-            else:
+            elif isinstance(result, Saved):
                 self._saved(result, now)
+            else:
+                self._not_saved(result, now)
             self._carry_out(now)
 
     def _saved(self, saved: Saved, now: float) -> None:
         state = saved.job.state
         fields = {name: state[name] for name in ("epoch", "tokens_merged", "versions", "merges")}
         self._feed.write("checkpoint", now, fields | {"file": saved.file})
-        self._feed.sync()
         self._saved_merges = state["merges"]
         self._checkpoint_due_s = now + self.core.config.checkpoint_every_s
         self.core.checkpointed(state, now)
+
+    def _not_saved(self, refused: NotSaved, now: float) -> None:
+        if not isinstance(refused.error, OSError):
+            raise refused.error  # another syncer has taken over, or a bug
+        self.core.not_checkpointed(refused.reason(self._folder), now)
 
     def _checkpoint_if_due(self, now: float) -> None:
         if now >= self._checkpoint_due_s and self.core.run.merges > self._saved_merges:

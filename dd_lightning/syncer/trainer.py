@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from dd_lightning.syncer.checkpoint import AtomicCheckpointIO
+from dd_lightning.syncer.checkpoint_io import AtomicCheckpointIO
 
 
 def make_trainer(folder: Path, callbacks: Sequence[Callback] = (), **options: Any) -> Trainer:

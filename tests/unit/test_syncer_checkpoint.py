@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -12,13 +14,13 @@ from lightning.pytorch import LightningModule
 
 from dd_lightning.protocol.actions import WriteCheckpoint
 from dd_lightning.syncer.checkpoint import (
-    CheckpointWriter,
     checkpoints,
     load_parameters,
     newest_checkpoint,
     parameters_sha256,
     read_checkpoint,
 )
+from dd_lightning.syncer.checkpoint_writer import CheckpointWriter
 from dd_lightning.syncer.lock import RunLock, RunLocked
 from dd_lightning.syncer.module import STATE_KEY, SyncerModule
 from dd_lightning.syncer.stream import RoundStream
@@ -26,6 +28,7 @@ from dd_lightning.syncer.trainer import make_trainer
 from tests.syncer_jobs import config_of, contribution, job, layout_of, module_of, values_of
 
 pytestmark = pytest.mark.unit
+WAIT_S = 60.0
 OUTER = {"lr": 0.7, "momentum": 0.9}
 
 
@@ -43,15 +46,27 @@ def write_job(merges):
 
 
 def run(folder: Path, module: SyncerModule, jobs, ckpt=None, keep=3, check=lambda: None):
-    """Fit on these jobs; returns the trainer and the files that were reported."""
-    saved = []
-    writer = CheckpointWriter(folder, keep, check, lambda one: saved.append(one.file))
-    stream = RoundStream(len(jobs))
-    for one in jobs:
-        stream.put(one)
-    stream.end()
+    """Fit on these jobs; returns the trainer and the files that were reported. Like the core, it
+    hands out no checkpoint before the one before it is there."""
+    told: SimpleQueue = SimpleQueue()
+    writer = CheckpointWriter(folder, keep, check, told.put)
+    stream, saved = RoundStream(len(jobs)), []
+
+    def feed() -> None:
+        for one in jobs:
+            stream.put(one)
+            if isinstance(one, WriteCheckpoint) and (result := told.get(timeout=WAIT_S)):
+                saved.append(result.file)
+        stream.end()
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
     trainer = make_trainer(folder, [writer])
-    trainer.fit(module, stream, ckpt_path=ckpt, weights_only=True)
+    try:
+        trainer.fit(module, stream, ckpt_path=ckpt, weights_only=True)
+    finally:
+        told.put(None)  # for a feeder that waits for what training did not come to
+        feeder.join(WAIT_S)
     return trainer, saved
 
 

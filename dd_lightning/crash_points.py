@@ -1,0 +1,99 @@
+"""Named lines at which a crash leaves a different state behind; for tests of restarts.
+
+`DD_CRASH="point[:nth][,point...]"` arms: the nth arrival (default 1) appends a line to the file
+`DD_CRASH_TAPE`, forces it to the disk, and the process kills itself. Unarmed, `reach` looks at one
+name and returns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+
+SYNCER_POINTS: dict[str, str] = {
+    "checkpoint.asked": "a checkpoint was handed out, nothing of it is copied",
+    "checkpoint.copied": "the state is copied, no file exists",
+    "checkpoint.half_written": "the first bytes are in the temporary file",
+    "checkpoint.written": "the temporary file is whole, not forced to the disk",
+    "checkpoint.synced": "the temporary file is on the disk under its temporary name",
+    "checkpoint.renamed": "the checkpoint is there; the core has not heard, old ones are too",
+    "checkpoint.removed_old": "one of the old checkpoints is gone",
+}
+"""Name to the state in which the syncer dies there."""
+
+LEARNER_POINTS: dict[str, str] = {}
+"""Name to the state in which the learner dies there."""
+
+POINTS: tuple[str, ...] = (*SYNCER_POINTS, *LEARNER_POINTS)
+
+
+class Armed:
+    """The points at which this process is to die, and arrivals so far.
+
+    Args:
+        plan: the value of DD_CRASH.
+        tape: file that gets a JSON line when a point fires.
+
+    Raises:
+        ValueError: `plan` names no point, or there is no tape to prove that it fired.
+    """
+
+    def __init__(self, plan: str, tape: str) -> None:
+        self._left: dict[str, int] = {}  # arrivals until it fires
+        self._tape = tape
+        self._lock = threading.Lock()
+        for item in plan.split(","):
+            name, colon, nth = item.strip().partition(":")
+            if name not in POINTS:
+                raise ValueError(f"DD_CRASH names {name!r}; allowed: {', '.join(POINTS)}.")
+            if colon and not (nth.isdecimal() and int(nth) > 0):
+                raise ValueError(f"DD_CRASH is {item!r}; allowed: {name}:N with N from 1 on.")
+            self._left[name] = int(nth) if colon else 1
+        if not tape:
+            raise ValueError("DD_CRASH_TAPE is unset; give the file that proves what fired.")
+
+    def is_next(self, name: str) -> bool:
+        """Whether the next arrival at `name` fires."""
+        return self._left.get(name) == 1
+
+    def arrive(self, name: str) -> None:
+        """Count; die at the arrival that was planned."""
+        with self._lock:
+            left = self._left.get(name)
+            if left is None:
+                return
+            self._left[name] = left - 1
+            if left == 1:
+                self._die(name)
+
+    def _die(self, name: str) -> None:
+        row = json.dumps({"point": name, "pid": os.getpid(), "wall_s": time.time()})
+        descriptor = os.open(self._tape, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, f"{row}\n".encode())
+        os.fsync(descriptor)
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60.0)  # the signal comes before this returns; no line after the point may run
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Armed | None:
+    """What DD_CRASH and DD_CRASH_TAPE say; None: nothing is armed."""
+    plan = environment.get("DD_CRASH", "")
+    return Armed(plan, environment.get("DD_CRASH_TAPE", "")) if plan else None
+
+
+_armed = from_environment()
+
+
+def reach(name: str) -> None:
+    """This line of the program is the point `name`."""
+    if _armed is not None:
+        _armed.arrive(name)
+
+
+def is_next(name: str) -> bool:
+    """Whether `reach(name)` would kill: for points in the middle of one call of the system."""
+    return _armed is not None and _armed.is_next(name)
