@@ -1,4 +1,4 @@
-"""Checkpoints beside the merges: what they hold, what they cost in memory, what a full disk does."""
+"""Checkpoints beside the merges: what they hold, their memory, what a full disk does to them."""
 
 from __future__ import annotations
 
