@@ -11,10 +11,11 @@ COMMANDS = {
     "launch": ("dd_lightning.launch.app", "run one experiment (or a sweep, -m) on this machine"),
     "syncer": ("dd_lightning.syncer.command", "run the syncer alone; learners dial in"),
     "report": ("dd_lightning.commands.report", "summary, figures and report.html from a tape"),
+    "estimate": ("dd_lightning.commands.estimate", "bytes, times and memory of a run beforehand"),
     "goodput": ("dd_lightning.commands.goodput", "share of a fleet's time that trains, by size"),
     "export": ("dd_lightning.commands.export", "a syncer checkpoint as a Lightning checkpoint"),
 }
-LATER = ("status", "checkpoint", "estimate", "replay", "keys")
+LATER = ("status", "checkpoint", "replay", "keys")
 WRONG_SETTING = 2
 
 

@@ -1,0 +1,115 @@
+"""`dd-lightning estimate`: bytes, times and memory of a run before it is started."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from dd_lightning.simulate.estimate import Estimate, estimate
+from dd_lightning.simulate.fleet_parameters import FleetParameters
+from dd_lightning.simulate.goodput import simulate_fleet
+
+CONFIG_MODULE = "dd_lightning.conf"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Estimate and print; exit 0. Raises ValueError for a wrong setting."""
+    arguments = _parser().parse_intermixed_args(argv)
+    values = _compose(arguments.overrides)
+    from dd_lightning.launch.settings import check
+
+    settings = check(values)
+    parameters = arguments.parameters or _count(settings.values)
+    found = estimate(int(parameters), settings.syncer, settings.network, arguments.step_s)
+    goodput = None
+    if arguments.chips:
+        fleet = FleetParameters(mtbi_years=arguments.mtbi_years)
+        learners = settings.values["learners"]
+        goodput = simulate_fleet(
+            learners, arguments.chips, True, fleet, settings.values["seed"]
+        ).goodput
+    if arguments.json:
+        print(json.dumps(found.to_dict() | {"parameters": int(parameters), "goodput": goodput}))
+    else:
+        _show(found, int(parameters), goodput)
+    return 0
+
+
+def _compose(overrides: list[str]) -> dict[str, Any]:
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from dd_lightning.launch.refusals import one_line
+
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            config = compose("config", overrides=overrides)
+        values = OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(one_line(error)) from error
+    assert isinstance(values, dict)  # a Hydra configuration is a mapping
+    return values
+
+
+def _count(values: dict[str, Any]) -> int:
+    """Trainable elements of the task's module."""
+    from dd_lightning.launch.task import build_module
+
+    module = build_module(values)
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def _show(found: Estimate, parameters: int, goodput: float | None) -> None:
+    print(
+        f"{parameters:,} parameters, {len(found.learners)} learners: effective H "
+        f"{found.effective_h:.1f}, {found.in_flight} rounds in flight"
+    )
+    print(
+        f"{'learner':<8}{'region':<16}{'rtt ms':>8}{'up s':>9}{'down s':>9}{'rho s':>9}"
+        f"{'latency':>9}{'lat/H':>7}{'up/step':>11}{'down/step':>11}{'link':>6}"
+    )
+    for row in found.learners:
+        print(
+            f"{row.learner:<8}{row.region:<16}{row.rtt_ms:>8.1f}{row.transfer_up_s:>9.3f}"
+            f"{row.transfer_down_s:>9.3f}{row.rho_s:>9.3f}{row.latency_steps:>9.1f}"
+            f"{row.overwrite_cost:>7.0%}{_size(row.bytes_up_per_step):>11}"
+            f"{_size(row.bytes_down_per_step):>11}{row.link_share:>6.0%}"
+        )
+    print(
+        f"all learners: {_size(found.bytes_per_step)} a step, {_size(found.bytes_per_hour)} an "
+        f"hour, egress of the syncer {_size(found.egress_per_day)} a day"
+    )
+    print(
+        f"syncer: {_size(found.syncer_memory)} memory, {found.syncer_cpu_share:.0%} of a core; "
+        f"boundary {found.boundary_share:.1%} of a step"
+    )
+    if goodput is not None:
+        print(f"goodput under failures: {goodput:.1f}%")
+    print(f"binding: {found.binding}")
+    for sentence in found.advice:
+        print(f"advice: {sentence}")
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dd-lightning estimate", description=__doc__)
+    add = parser.add_argument
+    add("--parameters", type=float, help="trainable elements; default: of the task's module")
+    add("--step-s", type=float, default=1.0, help="seconds of one inner step")
+    add("--chips", type=int, help="of the whole fleet: adds the goodput under failures")
+    add("--mtbi-years", type=float, default=1.0, help="between failures of a chip")
+    add("--json", action="store_true")
+    add("overrides", nargs="*", help="as for launch: network=us_eu learners=8 algorithm=paper ...")
+    return parser
