@@ -10,18 +10,20 @@ COMMANDS = {
     "doctor": ("dd_lightning.commands.doctor", "what this machine has, and what is missing"),
     "launch": ("dd_lightning.launch.app", "run one experiment (or a sweep, -m) on this machine"),
     "syncer": ("dd_lightning.syncer.command", "run the syncer alone; learners dial in"),
+    "status": ("dd_lightning.commands.status", "a running run, live, from any machine"),
+    "checkpoint": ("dd_lightning.commands.checkpoint", "a consistent cut of a running run"),
     "report": ("dd_lightning.commands.report", "summary, figures and report.html from a tape"),
     "estimate": ("dd_lightning.commands.estimate", "bytes, times and memory of a run beforehand"),
     "goodput": ("dd_lightning.commands.goodput", "share of a fleet's time that trains, by size"),
     "export": ("dd_lightning.commands.export", "a syncer checkpoint as a Lightning checkpoint"),
 }
-LATER = ("status", "checkpoint", "replay", "keys")
+LATER = ("replay", "keys")
 WRONG_SETTING = 2
 
 
 def usage() -> str:
     """What `dd-lightning --help` prints."""
-    lines = [f"  {name:<8} {about}" for name, (_, about) in COMMANDS.items()]
+    lines = [f"  {name:<10} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         ["usage: dd-lightning COMMAND [ARGUMENTS]", "", "commands (each with --help):", *lines]
     )

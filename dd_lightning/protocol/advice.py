@@ -7,6 +7,7 @@ fragments that reach their learners so late that much of the work is overwritten
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from dd_lightning.protocol.estimates import MovingAverage
 from dd_lightning.protocol.members import TRAINING, Member, median_step
@@ -17,6 +18,8 @@ SLOW_FACTOR = 1.5  # a step so much above the median names the step, else the li
 SPARSE_FACTOR = 1.25  # effective H above so many H
 LATE_SHARE = 0.2  # snapshot to apply above so much of H
 ROUNDS_SEEN = 4  # merges per fragment before anything is said
+RATE_S = 60.0  # merges a minute are counted over the last so many seconds
+RATE_MERGES = 256  # at most
 
 
 class Advice:
@@ -27,6 +30,7 @@ class Advice:
         self.snapshots: dict[tuple[str, int], tuple[RoundKey, int]] = {}  # to round and step
         self.latency = MovingAverage()  # snapshot to apply, in steps
         self.began: tuple[int, int] | None = None  # run clock and merges at the first merge seen
+        self.merged_s: deque[float] = deque(maxlen=RATE_MERGES)
 
     @property
     def window(self) -> int:
@@ -54,16 +58,32 @@ class Advice:
                 "link would do",
             )
 
-    def merged(self) -> None:
+    @property
+    def effective_h(self) -> float | None:
+        """Steps of the run clock between two merges of a fragment; None before it can be told."""
+        run = self.run
+        if self.began is None or run.merges <= self.began[1]:
+            return None
+        steps, merges = run.clock.value - self.began[0], run.merges - self.began[1]
+        return steps * len(run.versions) / merges
+
+    def merges_per_minute(self, now: float) -> float:
+        """Over the last minute, or over as much of it as the last merges reach back."""
+        while self.merged_s and self.merged_s[0] < now - RATE_S:
+            self.merged_s.popleft()
+        if len(self.merged_s) < 2 or now <= self.merged_s[0]:
+            return 0.0
+        return 60.0 * (len(self.merged_s) - 1) / (now - self.merged_s[0])
+
+    def merged(self, now: float) -> None:
         """Are fragments merged about every H steps?"""
         run = self.run
+        self.merged_s.append(now)
         if self.began is None:
             self.began = (run.clock.value, run.merges)
-        steps, merges = run.clock.value - self.began[0], run.merges - self.began[1]
-        every = run.config.algorithm.sync_every
-        if merges < self.window:
+        effective, every = self.effective_h, run.config.algorithm.sync_every
+        if effective is None or run.merges - self.began[1] < self.window:
             return
-        effective = steps * len(run.versions) / merges
         if effective > SPARSE_FACTOR * every:
             run.warn_once(
                 "effective_h",

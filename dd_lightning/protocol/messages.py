@@ -1,4 +1,4 @@
-"""Every message between a learner and the syncer, as typed msgspec structs.
+"""Every message between learners, operators and the syncer, as typed msgspec structs.
 
 A message is a header (one of these structs, msgpack-encoded with a type tag, and its checksum) and,
 for those marked *payload*, the raw little-endian bytes of the tensors of one fragment beside it, in
@@ -321,6 +321,27 @@ class Pong(Message):
     ping: int
 
 
+# --------------------------------------------------------------------- operator and syncer
+
+
+class Query(Message):
+    """Operator to syncer, over a control connection that never joined. Answered by `Answer`.
+
+    `what`: "status" | "checkpoint"; any other is answered with an error in words.
+    """
+
+    number: Count
+    what: Annotated[str, msgspec.Meta(max_length=40)]
+
+
+class Answer(Message):
+    """Syncer to operator. `body`: plain JSON values; `error`: why there is none, "" when fine."""
+
+    number: int
+    body: dict[str, Any] = {}
+    error: str = ""
+
+
 TO_SYNCER = (
     Join
     | Initial
@@ -349,7 +370,9 @@ TO_LEARNER = (
 
 _encoder = msgspec.msgpack.Encoder()
 _from_learner = msgspec.msgpack.Decoder(TO_SYNCER)
+_at_syncer = msgspec.msgpack.Decoder(TO_SYNCER | Query)
 _from_syncer = msgspec.msgpack.Decoder(TO_LEARNER)
+_answer = msgspec.msgpack.Decoder(Answer)
 
 
 class Corrupt(ValueError):
@@ -369,6 +392,16 @@ def seal(body: bytes) -> bytes:
 def decode_from_learner(header: bytes | memoryview) -> Message:
     """Raises Corrupt, or ValueError (msgspec.ValidationError or DecodeError) for anything else."""
     return _from_learner.decode(_body(header))
+
+
+def decode_at_syncer(header: bytes | memoryview) -> Message:
+    """A learner's or an operator's. Raises as `decode_from_learner`."""
+    return _at_syncer.decode(_body(header))
+
+
+def decode_answer(header: bytes | memoryview) -> Message:
+    """What an operator gets. Raises as `decode_from_learner`."""
+    return _answer.decode(_body(header))
 
 
 def decode_from_syncer(header: bytes | memoryview) -> Message:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+from dd_lightning.protocol.accounts import element_weighted
+from dd_lightning.protocol.advice import Advice
 from dd_lightning.protocol.conductor import Conductor
 from dd_lightning.protocol.members import LOST, Member
+from dd_lightning.protocol.rounds import Round
 from dd_lightning.protocol.run_state import RunState
 
 
@@ -40,8 +43,11 @@ def version_gap(member: Member, run: RunState) -> int:
     )
 
 
-def status(run: RunState, conductor: Conductor, endgame: Any, now: float) -> dict[str, Any]:
-    """A snapshot for the live table and `status.json`."""
+def status(
+    run: RunState, conductor: Conductor, advice: Advice, endgame: Any, now: float
+) -> dict[str, Any]:
+    """A snapshot for the live table, `status.json` and operators; plain JSON values. The server
+    adds what it alone knows, such as bytes and its checkpoint (`syncer/board.py`)."""
     state = "ending" if endgame.ending else "running" if run.started else "waiting"
     return {
         "t_s": now,
@@ -51,32 +57,71 @@ def status(run: RunState, conductor: Conductor, endgame: Any, now: float) -> dic
         "state": state,
         "next_round": run.book.next_round,
         "open_rounds": len(run.book.open),
+        "rounds": [_round(round_, now) for round_ in run.book.all()],
         "max_in_flight": conductor.openings.limit if run.versions else 1,
         "quorum": run.config.quorum,
         "grace_s": run.grace.spent.value,
         "merges": run.merges,
-        "versions": [n for _, n in run.versions],
+        "merges_per_min": advice.merges_per_minute(now),
+        "effective_h": advice.effective_h,
+        "sync_every": run.config.algorithm.sync_every,
+        "versions": [n for _, n in run.versions],  # merges of each fragment
         "tokens_merged": run.tokens_merged,
         "refusals": run.refusals,
         "averaged": sorted(run.layout.averaged) if run.layout else [],
         "warnings": list(run.warned.values()),
-        "learners": {
-            learner: {
-                "state": member.state,
-                "generation": member.generation,
-                "step": member.step,
-                "tokens": member.account.odometer,
-                "tokens_per_s": _rate(member),
-                "version_gap": version_gap(member, run),
-                "rtt_ms": member.rtt_ms,
-                "rounds_share": (
-                    sum(member.took_part) / len(member.took_part) if member.took_part else None
-                ),
-                "last_error": member.last_error,
-                "loss": fmean(member.losses) if member.losses else None,
-            }
-            for learner, member in sorted(run.members.items())
-        },
+        "learners": {name: _learner(one, run, now) for name, one in sorted(run.members.items())},
+    }
+
+
+def _round(round_: Round, now: float) -> dict[str, Any]:
+    """One open round, or one being merged (`merging`)."""
+    deadline = round_.deadline
+    return {
+        "round": round_.number,
+        "fragment": round_.fragment,
+        "age_s": now - round_.opened_s,
+        "roster": list(round_.roster),
+        "contributed": sorted([*round_.contributions, *round_.finals]),
+        "quorum": round_.quorum,
+        "grace_left_s": None if deadline is None else max(0.0, deadline - now),
+        "reanchor": round_.reanchor,
+        "merging": round_.closed_s is not None,
+    }
+
+
+def _learner(member: Member, run: RunState, now: float) -> dict[str, Any]:
+    step_s, took = member.steps.value, member.took_part
+    return {
+        "state": member.state,
+        "generation": member.generation,
+        "joins": run.generations.get(member.learner, member.generation),
+        "step": member.step,
+        "steps_per_s": 1.0 / step_s if step_s and member.live else None,
+        "tokens": member.account.odometer,
+        "tokens_per_s": _rate(member),
+        "loss": fmean(member.losses) if member.losses else None,
+        "version_gap": version_gap(member, run),
+        "rounds_share": sum(took) / len(took) if took else None,
+        "silent_s": now - member.reported_s,
+        "rtt_ms": member.rtt_ms,
+        "rho_s": member.rho_s,
+        "peer": member.peer_address,
+        "strategy": member.join.strategy,
+        "data_slot": member.data_slot,
+        **_tokens(run, member.learner),
+        "last_error": member.last_error,
+    }
+
+
+def _tokens(run: RunState, learner: str) -> dict[str, float | None]:
+    """Of all its process lives, weighted over fragments by their elements."""
+    rows = run.ledger(learner)
+    return {
+        f"tokens_{kind}": (
+            element_weighted([row[kind] for row in rows], run.elements) if run.elements else None
+        )
+        for kind in ("merged", "lost", "pending")
     }
 
 

@@ -171,7 +171,7 @@ class SyncerCore:
     def merged(self, merge: MergeAction, result: MergeResult, now: float) -> None:
         """`merge` has been carried out."""
         self.conductor.merged(merge, result, now)
-        self.advice.merged()
+        self.advice.merged(now)
         self._settle(now)
 
     def request_checkpoint(self, now: float) -> None:
@@ -231,8 +231,8 @@ class SyncerCore:
         return self.run.state()
 
     def status(self, now: float) -> dict[str, Any]:
-        """For the live table and `status.json`."""
-        return status(self.run, self.conductor, self.endgame, now)
+        """For the live table, `status.json` and operators."""
+        return status(self.run, self.conductor, self.advice, self.endgame, now)
 
     # ------------------------------------------------------------------ handlers
 

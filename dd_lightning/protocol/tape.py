@@ -78,14 +78,14 @@ class TapeError(ValueError):
     """The tape cannot be read: which line, and why."""
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     """NaN and Infinity are not JSON: they become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _clean(item) for key, item in value.items()}
+        return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_clean(item) for item in value]
+        return [clean(item) for item in value]
     return value
 
 
@@ -120,7 +120,7 @@ class TapeWriter:
         missing = [name for name in FIELDS[event] if name not in fields]
         if missing:
             raise ValueError(f"tape event {event!r} lacks {', '.join(missing)}")
-        record = {"event": event, "t_s": round(t_s, 6), **_clean(fields)}
+        record = {"event": event, "t_s": round(t_s, 6), **clean(fields)}
         self._file.write(
             json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         )

@@ -278,7 +278,8 @@ class SyncerRun:
         listen = f"tcp://{host}:{port or old.get('store', 0)}"
         store = serve_store(listen, values, insecure=config.insecure)
         close.callback(store.close)
-        ports = {"store": int(store.address.rpartition(":")[2]), "channel": channel.port}
+        ports = {"store": int(store.address.rpartition(":")[2]), "channel": channel.port,
+                 "address": store.address}  # fmt: skip
         ports_file.write_text(json.dumps(ports | {"pid": os.getpid()}))
         return channel, store
 

@@ -7,7 +7,6 @@ jobs go to the training thread by the stream, results come back by `deliver`. An
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -27,10 +26,19 @@ from dd_lightning.protocol.actions import (
     Warn,
     WriteCheckpoint,
 )
-from dd_lightning.protocol.messages import Contribution, Fragment, Initial, Join, Welcome
+from dd_lightning.protocol.messages import (
+    Contribution,
+    Fragment,
+    Initial,
+    Join,
+    Query,
+    Welcome,
+)
 from dd_lightning.protocol.syncer_core import SyncerCore
+from dd_lightning.syncer.board import StatusBoard
 from dd_lightning.syncer.checkpoint_writer import NotSaved, Saved
 from dd_lightning.syncer.merger import Merged
+from dd_lightning.syncer.operators import Operators
 from dd_lightning.syncer.outgoing import Outgoing
 from dd_lightning.syncer.payload import Encoded, PayloadError, PayloadReader, encode_values
 from dd_lightning.syncer.stream import RoundStream
@@ -82,11 +90,16 @@ class SyncerServer:
         self._folder = folder
         self._status = StatusFile(folder / "status.json")
         self._odd = OddPeers(feed)
+        self._board = StatusBoard(
+            core.status,
+            lambda session: channel.wire_bytes(session),
+            lambda: (self._odd.total, self._operators.refused),
+            clock(),
+        )
+        self._operators = Operators(channel, self._board.status, self._request_cut)
         self._results: SimpleQueue[Merged | Saved | NotSaved] = SimpleQueue()
         self._reader: PayloadReader | None = None
-        self._sessions: dict[tuple[str, int], str] = {}  # (learner, generation) to its session
         self._attached: set[str] = set()  # sessions that were welcomed and have not closed
-        self._bytes: dict[tuple[str, int], tuple[int, int]] = {}
         self._stop_reason: str | None = None
         self._stop_by_s: float | None = None
         self._aborted: BaseException | None = None
@@ -170,6 +183,7 @@ class SyncerServer:
         elif isinstance(event, Disconnected):
             self._attached.discard(event.session)
             self._outgoing.forget(event.session)
+            self._operators.forget(event.session)
             self.core.disconnected(event.session, now)
         else:
             self._odd.saw(event.peer, event.reason, now)
@@ -177,6 +191,9 @@ class SyncerServer:
 
     def _receive(self, arrival: Arrival, now: float) -> None:
         message, payload = arrival.message, None
+        if isinstance(message, Query):
+            self._operators.asked(arrival.session, message, now)
+            return
         known = arrival.session in self.core.run.sessions and self.core.run.layout is not None
         if isinstance(message, Initial | Contribution) and known:
             try:
@@ -223,6 +240,7 @@ class SyncerServer:
         state = saved.job.state
         fields = {name: state[name] for name in ("epoch", "tokens_merged", "versions", "merges")}
         self._feed.write("checkpoint", now, fields | {"file": saved.file})
+        self._board.checkpoint = (saved.file, now)
         self._saved_merges = state["merges"]
         self._checkpoint_due_s = now + self.core.config.checkpoint_every_s
         self.core.checkpointed(state, now)
@@ -280,7 +298,7 @@ class SyncerServer:
         match action:
             case Send(session, message):
                 if isinstance(message, Welcome):
-                    self._sessions[message.learner, message.generation] = session
+                    self._board.attached(message.learner, message.generation, session)
                     self._attached.add(session)
                 self._channel.send(session, message)
             case SendFragment():
@@ -318,24 +336,16 @@ class SyncerServer:
 
     def _record(self, event: str, fields: dict, now: float) -> None:
         if event == "learner_stats":
-            up, down = self._wire_bytes(fields["learner"], fields["generation"])
+            up, down = self._board.bytes_of(fields["learner"], fields["generation"])
             fields = fields | {"bytes_up": up, "bytes_down": down}
         self._feed.write(event, now, fields)
 
-    def _wire_bytes(self, learner: str, generation: int) -> tuple[int, int]:
-        """The connection's total; of one that ended long ago, the last that was told."""
-        key = (learner, generation)
-        with contextlib.suppress(KeyError):
-            self._bytes[key] = self._channel.wire_bytes(self._sessions[key])
-        return self._bytes.get(key, (0, 0))
-
     def _write_status(self, now: float) -> None:
-        status = self.core.status(now)
-        for learner, row in status["learners"].items():
-            up, down = self._wire_bytes(learner, row["generation"])
-            row["bytes_up"], row["bytes_down"] = up, down
         ended = {} if self.outcome is None else {"state": self.outcome.status}
-        self._status.write(status | {"malformed": self._odd.total} | ended, now)
+        self._status.write(self._board.status(now) | ended, now)
+
+    def _request_cut(self, now: float) -> str:
+        raise ValueError("this syncer takes no cuts")
 
 
 def _is_16_bit(dtype: str) -> bool:

@@ -162,7 +162,7 @@ class SyncerChannel:
             session.peer = session.peer or str(body[0].get("Peer-Address"))
             return None
         try:
-            message, payload = frames.decode_frames(messages.decode_from_learner, role, body)
+            message, payload = frames.decode_frames(messages.decode_at_syncer, role, body)
         except Corrupt as error:
             # Where the next message begins may be wrong too: a reconnect costs nothing, a stream
             # read from its middle would swallow what is sent for as long as it lives.

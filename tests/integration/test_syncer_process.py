@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,49 +18,13 @@ from dd_lightning.syncer.checkpoint import newest_checkpoint, parameters_sha256,
 from dd_lightning.transport.learner_channel import LearnerChannel
 from dd_lightning.transport.rendezvous import lookup
 from tests.syncer_learner import ScriptedLearner
+from tests.syncer_process import END_S, RUN_S, SETTINGS, Syncer, until
 
 pytestmark = pytest.mark.integration
 
 LOOKUP_S = 60.0
-RUN_S = 90.0
-END_S = 60.0  # bound on the wait for a process that ends, on a busy machine
 LONG = 1_000_000  # steps of learners that are ended before
 FINISHED, WRONG, INTERRUPTED = 0, 2, 130
-SETTINGS = (
-    "learners=2",
-    "max_steps=40",
-    "algorithm=short_run",
-    "algorithm.fragments=2",
-    "algorithm.sync_every=6",
-    "algorithm.quorum=2",
-    "checkpoint_every_s=0.2",
-)
-
-
-class Syncer:
-    """The process, with its address once it listens."""
-
-    def __init__(self, run_dir: Path, *arguments: str) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        environment.pop("DD_LAUNCHED", None)
-        command = [sys.executable, "-m", "dd_lightning.syncer.command", "--run-dir", str(run_dir)]
-        with open(run_dir.parent / "syncer.err", "ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                text=True,
-            )
-        first = self.process.stdout.readline()
-        assert first, (run_dir.parent / "syncer.err").read_text()
-        self.address = json.loads(first)["listening"]
-
-    def end(self, timeout_s: float) -> int:
-        """Wait; the exit code. Nothing more may have been printed."""
-        rest, _ = self.process.communicate(timeout=timeout_s)
-        assert rest == ""
-        return self.process.returncode
 
 
 @pytest.fixture
@@ -120,13 +82,6 @@ def join_all(threads: list[threading.Thread]) -> None:
 
 def tape_of(run_dir: Path) -> list[dict]:
     return list(read_tape(run_dir / "tape.jsonl"))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + RUN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def kinds(events: list[dict], kind: str) -> list[dict]:

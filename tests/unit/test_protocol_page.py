@@ -37,6 +37,7 @@ def rows(text: str, heading: str) -> list[list[str]]:
     [
         ("learner to syncer", messages.TO_SYNCER),
         ("syncer to learner", messages.TO_LEARNER),
+        ("operator and syncer", messages.Query | messages.Answer),
     ],
 )
 def test_every_message_and_no_other(heading, union) -> None:

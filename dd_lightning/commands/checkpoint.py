@@ -1,0 +1,36 @@
+"""`dd-lightning checkpoint tcp://HOST:PORT|RUN_DIR`: a consistent cut of a running run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from dd_lightning.commands.asking import UNREACHABLE, Asker, add_arguments, address_of, unreachable
+
+TIMEOUT_S = 60.0
+
+
+def main(argv: list[str]) -> int:
+    """Print the cut's id and files; exit code 1 with the reason on stderr when there is none.
+
+    Raises:
+        ValueError: the target is neither an address nor a run folder.
+    """
+    parser = argparse.ArgumentParser(prog="dd-lightning checkpoint", description=__doc__)
+    add_arguments(parser, TIMEOUT_S)
+    parser.add_argument("--json", action="store_true", help="one JSON object: the cut's manifest")
+    arguments = parser.parse_args(argv)
+    with Asker(address_of(arguments.target), arguments.timeout) as asker:
+        try:
+            done = asker.ask("checkpoint")
+        except OSError as error:
+            print(unreachable(asker.address, error), file=sys.stderr)
+            return UNREACHABLE
+    if arguments.json:
+        print(json.dumps(done, indent=1))
+        return 0
+    print(f"cut {done['cut']}")
+    for file in done.get("files", ()):
+        print(f"  {file}")
+    return 0
