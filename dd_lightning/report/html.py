@@ -21,6 +21,7 @@ TITLES = {
     "tokens_lost": "Where the tokens went",
 }
 MOST_WARNINGS = 50
+MOST_FAULTS = 200
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --pale: #5b636d; --line: #d9dde2; --back: #fff;
@@ -61,6 +62,7 @@ class Report:
     parameters: int  # trainable elements of Θ
     config: Mapping[str, Any]
     warnings: Mapping[str, int] = field(default_factory=dict)
+    faults: Sequence[str] = ()  # one sentence each: what was injected, what followed
     figures: Sequence[Path] = ()
     note: str = ""  # said above the figures, e.g. why there are none
 
@@ -108,6 +110,7 @@ def render_html(report: Report) -> str:
 {_tiles(report)}
 <h2>Learners</h2>
 {_learners(summary)}
+{_faults(report.faults)}
 {_warnings(report.warnings)}
 <h2>Figures</h2>
 {f'<p class="note">{escape(report.note)}</p>' if report.note else ""}
@@ -190,6 +193,15 @@ def _warnings(warnings: Mapping[str, int]) -> str:
     left = len(warnings) - len(shown)
     more = f'<p class="note">{left} more are on the tape.</p>' if left else ""
     return f"<h2>Warnings</h2><ul>{''.join(items)}</ul>{more}"
+
+
+def _faults(faults: Sequence[str]) -> str:
+    if not faults:
+        return ""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in faults[:MOST_FAULTS])
+    left = len(faults) - MOST_FAULTS
+    more = f'<p class="note">{left} more are on the tape.</p>' if left > 0 else ""
+    return f"<h2>Faults and what followed</h2><ul>{items}</ul>{more}"
 
 
 def _figure(path: Path) -> str:

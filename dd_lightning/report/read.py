@@ -50,6 +50,7 @@ def report_run(run_dir: str | os.PathLike[str], status: str | None = None) -> Pa
         parameters=sum(reader.tokens.elements),
         config=reader.facts.config,
         warnings=series.warnings,
+        faults=[fault.sentence() for fault in series.faults.list()],
         figures=figures,
     )
     page = folder / PAGE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from dd_lightning.report.faults import Faults
 from dd_lightning.report.observer import Event, Observer, finite, learner_ids, merge_count
 
 STEPPING, PAUSED, HANDING_IN, AWAY = "stepping", "paused", "handing in", "away"
@@ -57,7 +58,7 @@ class Series(Observer):
         self.stretches: dict[str, list[Stretch]] = {}
         self.contributed: dict[str, list[tuple[float, int]]] = {}  # accepted: arrival, round
         self.transfers: list[tuple[float, float, int, int]] = []  # from_s, to_s, up, down
-        self.faults: list[tuple[float, str]] = []
+        self.faults = Faults()
         self.warnings: Counter[str] = Counter()
         self.end_s = 0.0
         self._state: dict[str, tuple[float, str]] = {}  # since when, which
@@ -68,6 +69,7 @@ class Series(Observer):
         if event["event"] not in ("evaluation", "run_end", "ledger"):
             self.end_s = max(self.end_s, finite(event["t_s"]) or 0.0)
         super().feed(event)
+        self.faults.feed(event)
 
     def on_syncer_start(self, event: Event) -> None:
         self._epoch = event["epoch"]
@@ -135,10 +137,6 @@ class Series(Observer):
         self._wire[session] = (event["t_s"], up, down)
         if up > up_before or down > down_before:
             self.transfers.append((since, event["t_s"], up - up_before, down - down_before))
-
-    def on_fault(self, event: Event) -> None:
-        if event["fired"]:
-            self.faults.append((event["t_s"], f"{event['kind']} {event['target'] or ''}".strip()))
 
     def on_warning(self, event: Event) -> None:
         self.warnings[str(event["text"])] += 1

@@ -76,9 +76,7 @@ def _draw_lanes(axes: Axes, lanes: dict[str, list[Stretch]], series: Series) -> 
     if any(series.contributed.values()):
         label = "contribution" if every == 1 else f"contribution (1 round in {every})"
         axes.plot([], [], "|", markersize=12, markeredgewidth=1.5, color=INK, label=label)
-    for index, (at_s, _) in enumerate(series.faults[:MOST_ROUNDS]):
-        label = None if index else "fault"
-        axes.axvline(at_s, color=PURPLE, linestyle="--", linewidth=2, label=label)
+    _draw_faults(axes, list(lanes), series)
     axes.set_yticks(range(len(lanes)), [_short(learner) for learner in lanes])
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_ylabel("learner")
@@ -86,6 +84,22 @@ def _draw_lanes(axes: Axes, lanes: dict[str, list[Stretch]], series: Series) -> 
     axes.legend(
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6, columnspacing=1.0, handlelength=1.2
     )
+
+
+def _draw_faults(axes: Axes, learners: list[str], series: Series) -> None:
+    """A mark in the lane of each fault's learner; a line through all for the syncer's."""
+    fired = [one for one in series.faults.list() if one.at_s is not None][:MOST_ROUNDS]
+    marks = [(one.at_s, learners.index(one.target)) for one in fired if one.target in learners]
+    if marks:
+        times, rows = zip(*marks, strict=True)
+        axes.plot(times, rows, "X", markersize=9, color=PURPLE, label="fault", clip_on=False)
+    across = [one.at_s for one in fired if one.target not in learners]
+    for index, at_s in enumerate(across):
+        label = None if index or marks else "fault"
+        axes.axvline(at_s, color=PURPLE, linestyle="--", linewidth=2, label=label)
+    for index, (at_s, _) in enumerate(series.faults.restarts[:MOST_ROUNDS]):
+        label = None if index else "syncer restarts"
+        axes.axvline(at_s, color=ORANGE, linestyle=":", linewidth=2, label=label)
 
 
 def _draw_rounds(axes: Axes, merges: Sequence[MergePoint]) -> None:
