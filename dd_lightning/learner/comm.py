@@ -237,7 +237,9 @@ class CommThread:
         self._backoff_s = min(2 * self._backoff_s, BACKOFF_S[1])
 
     def _close(self) -> None:
+        """Closing lets a goodbye leave, which may take a while: not under the lock, on which the
+        training thread would wait. Out of the lock nobody else knows the channel any more."""
         with self._channel_lock:
             channel, self._channel = self._channel, None
-            if channel is not None:
-                channel.close()
+        if channel is not None:
+            channel.close()

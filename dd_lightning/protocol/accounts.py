@@ -119,7 +119,47 @@ class Account:
         return cls(**{**state, **lists, "merged_upto": upto})
 
 
-def ledger_rows(accounts: Sequence[Account], fragments: int) -> list[dict[str, int]]:
+@dataclass(slots=True)
+class PastLives:
+    """Sum of the closed accounts of one learner's processes that another process has followed.
+
+    Exact, and as large after a thousand restarts as after two: such an incarnation is not admitted
+    again, so nothing more is ever booked on it."""
+
+    merged: list[int]
+    lost: list[int]
+    lives: int = 0
+    processed: int = 0
+
+    def add(self, account: Account) -> None:
+        """Take in a closed account."""
+        assert account.closed
+        self.lives += 1
+        self.processed += account.odometer
+        for fragment in range(account.fragments):
+            self.merged[fragment] += account.merged[fragment]
+            self.lost[fragment] += account.lost[fragment]
+
+    def figures(self, fragment: int) -> dict[str, int]:
+        """As an account's; nothing is pending."""
+        return {
+            "processed": self.processed,
+            "merged": self.merged[fragment],
+            "lost": self.lost[fragment],
+            "pending": 0,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for the syncer's checkpoint, which are the constructor's arguments."""
+        return {
+            "merged": list(self.merged),
+            "lost": list(self.lost),
+            "lives": self.lives,
+            "processed": self.processed,
+        }
+
+
+def ledger_rows(accounts: Sequence[Account | PastLives], fragments: int) -> list[dict[str, int]]:
     """Sum over the incarnations of one learner, one row per fragment."""
     rows = [dict.fromkeys(("processed", "merged", "lost", "pending"), 0) for _ in range(fragments)]
     for account in accounts:

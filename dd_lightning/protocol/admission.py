@@ -21,6 +21,7 @@ from dd_lightning.protocol.messages import (
     SendInitial,
     Welcome,
 )
+from dd_lightning.protocol.refusals import RefusedJoins
 from dd_lightning.protocol.run_state import RunState
 
 
@@ -29,6 +30,7 @@ class Admission:
 
     def __init__(self, run: RunState) -> None:
         self.run = run
+        self.refused = RefusedJoins(run)
 
     def join(self, session: str, message: Join, now: float, peer_address: str) -> Member | None:
         """Admit, re-attach, repeat the answer, or refuse. The member, if this is a new one."""
@@ -45,7 +47,10 @@ class Admission:
             return None
         reason = self._objection(message, holder, same_life)
         if reason is not None:
-            self._refuse(session, message, reason)
+            self._refuse(session, message, reason, now)
+            return None
+        if holder is not None and holder.live and not same_life and not message.takeover:
+            self._refuse(session, message, self._held_by(holder), now, holder)
             return None
         if holder is not None and holder.live:
             self.end(holder, LOST, "re-attached" if same_life else "taken over", now)
@@ -60,11 +65,13 @@ class Admission:
             )
         if message.run_id and message.run_id != run.run_id:
             return f"it belongs to run {message.run_id}, this is run {run.run_id}"
-        if holder is not None and holder.live and not same_life and not message.takeover:
+        if self._superseded(message):
             return (
-                f"learner id {message.learner!r} is held by a live learner on host "
-                f"{holder.join.host or '?'}, pid {holder.join.pid}: give this one another id, end "
-                "that one, or join with takeover=true"
+                f"another process (host {holder.join.host or '?'}, pid {holder.join.pid}) has "
+                "joined under this id since, so this one is over, and what it had not handed in "
+                "is lost. Start it anew, with takeover=true, if it is to replace that one"
+                if holder is not None
+                else "another process has joined under this id since, so this one is over"
             )
         if run.layout is not None and not same_life:
             difference = run.layout.difference(message.tensors)
@@ -82,11 +89,32 @@ class Admission:
             )
         return None
 
-    def _refuse(self, session: str, message: Join, reason: str) -> None:
-        self.run.refusals += 1
-        self.run.record("refused", reason=reason, count=1, learner=message.learner)
+    def _superseded(self, message: Join) -> bool:
+        """Whether another process has joined under the id after this one was admitted last: an
+        incarnation ends then, its losses are booked, and it must not come back by itself (two
+        processes with takeover=true would displace each other for ever)."""
+        latest = self.run.generations.get(message.learner, 0)
+        known = self.run.accounts.get(message.incarnation)
+        if known is not None:
+            return known.generation < latest
+        return 0 < message.generation <= latest  # folded, or of an epoch that was undone
+
+    @staticmethod
+    def _held_by(holder: Member) -> str:
+        return (
+            f"its id is held by a live learner on host {holder.join.host or '?'}, pid "
+            f"{holder.join.pid}: give this one another id, end that one, or join with takeover=true"
+        )
+
+    def _refuse(
+        self, session: str, message: Join, reason: str, now: float, holder: Member | None = None
+    ) -> None:
+        """`holder`: of the id; it may be dead already, and we know by the end of its lease."""
+        self.refused.add(message.learner, reason, now)
         text = f"learner {message.learner!r} is refused: {reason}"
-        self.run.say(session, Refused(number=message.number, reason=text))
+        retry_s = self.run.config.timeouts.lease if holder is not None else 0.0
+        refused = Refused(number=message.number, reason=text, fatal=holder is None, retry_s=retry_s)
+        self.run.say(session, refused)
 
     def _admit(
         self, session: str, message: Join, now: float, peer_address: str, same_life: bool

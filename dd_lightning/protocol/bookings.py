@@ -13,7 +13,7 @@ class Bookings:
     def __init__(self, run: RunState) -> None:
         self.run = run
         self.deliveries: dict[int, tuple[int, float, int]] = {}  # fragment: n, closed_s, received
-        self.waiting_applies: list[tuple[Member, Applied]] = []
+        self.waiting_applies: dict[tuple[str, int, int], Member] = {}  # incarnation, p, settled
 
     def applied(self, member: Member, message: Applied) -> None:
         """The learner applied a fragment: what it overwrote is lost, once any round that holds a
@@ -33,31 +33,33 @@ class Bookings:
                 fragment=message.fragment,
                 version=list(message.version),
             )
-        self.waiting_applies.append((member, message))
+        account, settled = member.account, message.odometer - message.tokens
+        account.saw(message.odometer)
+        if settled > account.settled(message.fragment):
+            key = (account.incarnation, message.fragment, settled)
+            self.waiting_applies[key] = member
         self.settle_waiting()
 
     def settle_waiting(self) -> None:
         """Book what waited for a round to close, then the ends of incarnations."""
         run = self.run
-        busy = {round_.fragment: round_ for round_ in run.book.all()}
-        kept = []
-        for member, message in self.waiting_applies:
-            if message.fragment in busy:  # roster or not, a contribution may still come
-                kept.append((member, message))
-                continue
-            cause = "mixed" if run.config.algorithm.apply == "mix" else ""
-            member.account.advance(
-                message.fragment, message.odometer - message.tokens, cause, run.book_loss
-            )
-        self.waiting_applies = kept
-        unbooked = {member.join.incarnation for member, _ in kept}
+        busy = {round_.fragment for round_ in run.book.all()}
+        cause = "mixed" if run.config.algorithm.apply == "mix" else ""
+        for (incarnation, fragment, settled), member in list(self.waiting_applies.items()):
+            if fragment not in busy:  # else, roster or not, a contribution may still come
+                member.account.advance(fragment, settled, cause, run.book_loss)
+                del self.waiting_applies[incarnation, fragment, settled]
+        unbooked = {incarnation for incarnation, _, _ in self.waiting_applies}
+        held = [held for round_ in run.book.all() for held in round_.ordered()]
         for inbox in run.final_inbox.values():  # handed in: the next round of it merges them
-            unbooked |= {held.incarnation for held in inbox.values()}
-        for account in run.accounts.values():
-            involved = any(round_.involves(account.learner) for round_ in busy.values())
-            ready = not involved and account.incarnation not in unbooked
-            if account.ended and not account.closed and ready:
-                account.close(run.book_loss)
+            held += inbox.values()
+        unbooked |= {contribution.incarnation for contribution in held}
+        for account in list(run.accounts.values()):
+            if account.ended and account.incarnation not in unbooked:
+                if not account.closed:
+                    account.close(run.book_loss)
+                if run.superseded(account):
+                    run.fold(account)
 
     def delivered(self, member: Member, fragment: int, n: int, now: float) -> None:
         """A fragment has arrived at a learner: a merge's K-th arrival is a sample of ξ_sync."""

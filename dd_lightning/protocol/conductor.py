@@ -61,7 +61,7 @@ class Conductor:
             round=number,
             fragment=fragment,
             roster=list(round_.roster),
-            quorum=round_.quorum if last else min(run.config.quorum, max(1, len(training))),
+            quorum=min(run.config.quorum, max(1, len(training))),
         )
         for member in training:
             round_.left[member.learner] = Asked(member.generation, now, now)

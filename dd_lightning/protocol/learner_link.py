@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dd_lightning.protocol.config import SyncerConfig, Timeouts
 from dd_lightning.protocol.held import Held, Snapshot
+from dd_lightning.protocol.id_wait import IdWait
 from dd_lightning.protocol.link_actions import (
     Deliver,
     Fail,
@@ -92,6 +93,7 @@ class LearnerLink:
         self._connect_by: float | None = now + connect_timeout_s  # None: all have come
         self._missing: set[int] | None = None  # fragments that have not arrived once
         self._join_sent_s = self._heard_s = now
+        self._id_wait = IdWait()
         self._finish: Finish | None = None
         self._uploads: deque[Upload] = deque()
         self._actions: list[LinkAction] = []
@@ -123,10 +125,7 @@ class LearnerLink:
         if isinstance(message, Welcome):
             self._welcomed(message, now)
         elif isinstance(message, Refused):
-            if self.phase == JOINING and message.number == self._number:
-                self.last_error = message.reason
-                if message.fatal:
-                    self._fail(f"the syncer at {self._address} refused it: {message.reason}")
+            self._refused(message, now)
         elif self.phase != ATTACHED or message.generation != self.generation:
             return  # of an ended generation, or a join of our own is under way
         elif isinstance(message, Rejoin):
@@ -156,6 +155,7 @@ class LearnerLink:
             )
             return
         self.phase, self.generation, self.epoch = ATTACHED, welcome.generation, welcome.epoch
+        self._id_wait = IdWait()
         self.run_id, self.fingerprint = welcome.run_id, welcome.fingerprint
         self.timeouts = SyncerConfig.load(welcome.config).timeouts
         if self._missing is None:
@@ -166,6 +166,13 @@ class LearnerLink:
         self._send_progress(now)
         if self._finish is not None:
             self._send(self._finish)
+
+    def _refused(self, refused: Refused, now: float) -> None:
+        if self.phase != JOINING or refused.number != self._number:
+            return
+        self.last_error = refused.reason
+        if refused.fatal or not self._id_wait.refused(self._join_sent_s, refused.retry_s, now):
+            self._fail(f"the syncer at {self._address} refused it: {refused.reason}")
 
     def _deliver(self, message: Message, payload: Any, now: float) -> None:
         if isinstance(message, Fragment):
@@ -286,8 +293,11 @@ class LearnerLink:
             )
         elif self.phase != OFFLINE and now >= self._heard_s + self._silence_s:
             self._reconnect(f"nothing heard for {self._silence_s:g} s")
-        elif self.phase == JOINING and now >= self._join_sent_s + self.timeouts.heartbeat:
-            self._send_join(now)
+        elif self.phase == JOINING and now >= self._join_due_s:
+            if self._id_wait.again_s is None:
+                self._send_join(now)
+            else:
+                self._join(now)  # it was refused: asked anew
         elif self.phase == ATTACHED and now >= self.progress.due_s(self.timeouts.heartbeat):
             self._send_progress(now)
 
@@ -299,7 +309,7 @@ class LearnerLink:
         if self.phase != OFFLINE:
             times.append(self._heard_s + self._silence_s)
         if self.phase == JOINING:
-            times.append(self._join_sent_s + self.timeouts.heartbeat)
+            times.append(self._join_due_s)
         if self.phase == ATTACHED:
             times.append(self.progress.due_s(self.timeouts.heartbeat))
         return min(times, default=None)
@@ -317,8 +327,15 @@ class LearnerLink:
         large fragment for long, and the channel's own heartbeats notice a dead path."""
         return self.timeouts.lease if self.phase == JOINING else self.timeouts.round
 
+    @property
+    def _join_due_s(self) -> float:
+        """When the join is repeated for want of an answer, or made anew after a refusal."""
+        again_s = self._id_wait.again_s
+        return self._join_sent_s + self.timeouts.heartbeat if again_s is None else again_s
+
     def _join(self, now: float) -> None:
         self._drop(JOINING)
+        self._id_wait.again_s = None
         self._number += 1
         self._send_join(now)
 

@@ -238,11 +238,12 @@ class Welcome(Message):
 
 
 class Refused(Message):
-    """The join is refused. `fatal`: joining again will not help."""
+    """The join is refused. `fatal`: joining again will not help; else it may, for `retry_s`."""
 
     number: int
     reason: str
     fatal: bool = True
+    retry_s: Seconds = 0.0  # the lease of the id's holder, whose close we may not have seen yet
 
 
 class Rejoin(Message):

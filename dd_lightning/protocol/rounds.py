@@ -49,13 +49,6 @@ class Round:
         return (self.epoch, self.number)
 
     @property
-    def quorum(self) -> int:
-        """K_r = min(K, members left + contributions received), at least 1."""
-        if not self.degrade:
-            return self.wanted
-        return max(1, min(self.wanted, len(self.left) + len(self.contributions)))
-
-    @property
     def received(self) -> int:
         """Contributions, finals included."""
         return len(self.contributions) + len(self.finals)
@@ -81,10 +74,11 @@ class Round:
 
     @property
     def has_quorum(self) -> bool:
-        """Whether the grace window may run."""
+        """Whether the grace window may run: K_r = min(K, members left + contributions received)
+        have come. The second is reached exactly when nobody is left, that is, when `complete`."""
         if self.reanchor:
             return self.complete
-        return self.complete or len(self.contributions) >= self.quorum
+        return self.complete or len(self.contributions) >= self.wanted
 
     @property
     def deadline(self) -> float | None:

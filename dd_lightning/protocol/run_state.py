@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from dd_lightning.protocol.accounts import Account, element_weighted, ledger_rows
+from dd_lightning.protocol.accounts import Account, PastLives, element_weighted, ledger_rows
 from dd_lightning.protocol.actions import Action, HeldContribution, Record, Send, Warn
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.estimates import GraceEstimator
@@ -48,6 +48,7 @@ class RunState:
         self.generations: dict[str, int] = {}
         self.slots: dict[str, int] = {}
         self.accounts: dict[str, Account] = {}  # by incarnation
+        self.past: dict[str, PastLives] = {}  # by learner: accounts that need no row of their own
         self.lost_at: dict[str, float] = {}  # learner id to when its generation ended unplanned
         self.book = RoundBook(config.algorithm.fragments, config.algorithm.sync_every)
         self.clock = RunClock(config.quorum)
@@ -131,9 +132,9 @@ class RunState:
         if not self.elements:
             return 0.0
         if self._totalled is not None and self._totalled[0] == self.merges:
-            return self._totalled[1]  # asked at every message; a long run has thousands of accounts
+            return self._totalled[1]  # asked at every message
         totals = [
-            sum(account.merged[p] for account in self.accounts.values())
+            sum(a.merged[p] for a in (*self.accounts.values(), *self.past.values()))
             for p in range(len(self.elements))
         ]
         self._totalled = (self.merges, element_weighted(totals, self.elements))
@@ -142,7 +143,19 @@ class RunState:
     def ledger(self, learner: str) -> list[dict[str, int]]:
         """The learner's rows, summed over its incarnations."""
         own = [a for a in self.accounts.values() if a.learner == learner]
-        return ledger_rows(own, len(self.elements))
+        past = [self.past[learner]] if learner in self.past else []
+        return ledger_rows([*own, *past], len(self.elements))
+
+    def superseded(self, account: Account) -> bool:
+        """Whether another process has joined under its id since: it never comes back."""
+        return account.generation < self.generations.get(account.learner, 0)
+
+    def fold(self, account: Account) -> None:
+        """Close the books of a process that another has followed: one sum a learner is kept."""
+        zeros = [0] * account.fragments
+        past = self.past.setdefault(account.learner, PastLives(list(zeros), list(zeros)))
+        past.add(account)
+        del self.accounts[account.incarnation]
 
     # ------------------------------------------------------------------ checkpoint
 
@@ -167,6 +180,7 @@ class RunState:
             "generations": dict(self.generations),
             "slots": dict(self.slots),
             "accounts": [account.state() for account in self.accounts.values()],
+            "past": {learner: past.state() for learner, past in self.past.items()},
             "finished": sorted(self.finished_learners),
             "reanchor": sorted(self.reanchor),
             "tokens_merged": self.tokens_merged,
@@ -194,6 +208,8 @@ class RunState:
         self.slots = dict(state["slots"])
         accounts = [Account.restore(row) for row in state["accounts"]]
         self.accounts = {account.incarnation: account for account in accounts}
+        past = state.get("past", {})  # absent before accounts were folded
+        self.past = {learner: PastLives(**row) for learner, row in past.items()}
         self.finished_learners = set(state["finished"])
         self.reanchor = set(range(layout.num_fragments))
         self.restored_training = max(1, state["training"])

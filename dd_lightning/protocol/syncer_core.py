@@ -105,6 +105,7 @@ class SyncerCore:
         if isinstance(message, Join):
             if self.endgame.ending is None:
                 self.admission.join(session, message, now, peer_address)
+                self.conductor.bookings.settle_waiting()  # of a process that this one follows
                 self._settle(now)
             return
         member = self._member(session, message)
@@ -204,6 +205,7 @@ class SyncerCore:
                 self.lifecycle.move(member, PAUSED, now)
             member.outbox.expire(now - timeouts.round)
         self.admission.repeat_initial(now)
+        self.admission.refused.tick(now)
         self.conductor.tick(now)
         self._settle(now)
 
@@ -213,6 +215,7 @@ class SyncerCore:
         if self.conductor.grace_over(now):
             return now
         times = self.conductor.deadlines(now) + self.endgame.deadlines(now)
+        times += self.admission.refused.deadlines()
         if self.admission.initial_deadline is not None:
             times.append(self.admission.initial_deadline)
         for member in self.run.live:
@@ -299,6 +302,8 @@ class SyncerCore:
             self.endgame.release(now)
         self.endgame.checkpoint(now)
         self.endgame.end(now)
+        if self.endgame.over:
+            self.admission.refused.close()
         self.endgame.checkpoint(now)
         self._pump(now)
         for member in run.live:

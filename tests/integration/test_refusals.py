@@ -91,7 +91,8 @@ def last_line(path):
 
 
 def test_the_second_of_two_with_one_id_and_another_model(tmp_path, start):
-    settings = ("learners=2", "algorithm.min_learners=1", "algorithm.fragments=2")
+    settings = ("learners=2", "algorithm.min_learners=1", "algorithm.fragments=2",
+                "timeouts.heartbeat=0.5", "timeouts.lease=2")  # fmt: skip
     run_dir = ("--run-dir", str(tmp_path / "run"))
     syncer = start("syncer", "dd_lightning.cli", "syncer", *run_dir, *settings)
     address = json.loads(syncer.stdout.readline())["listening"]

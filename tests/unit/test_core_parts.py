@@ -155,14 +155,18 @@ def test_the_next_number_of_a_fragment() -> None:
     assert all(book.fragment_of(book.next_number_of(p)) == p for p in range(4))
 
 
-def test_a_quorum_shrinks_with_its_roster_but_not_below_one() -> None:
-    round_ = Round(1, 1, 0, opened_s=0.0, wanted=3, roster=("0", "1"))
-    round_.left = {name: Asked(1, 0.0, 0.0) for name in ("0", "1")}
-    assert round_.quorum == 2 and not round_.has_quorum
-    round_.left.clear()
-    assert round_.quorum == 1 and round_.empty
-    waiting = Round(1, 1, 0, opened_s=0.0, wanted=3, degrade=False)
-    assert waiting.quorum == 3 and waiting.unreachable
+@pytest.mark.parametrize("wanted", [1, 2, 3, 4])
+def test_the_quorum_is_the_least_of_k_and_who_is_left_or_has_contributed(wanted) -> None:
+    for left in range(4):
+        for contributed in range(4):
+            round_ = Round(1, 1, 0, opened_s=0.0, wanted=wanted)
+            round_.left = {str(i): Asked(1, 0.0, 0.0) for i in range(left)}
+            round_.contributions = {f"c{i}": None for i in range(contributed)}
+            quorum = max(1, min(wanted, left + contributed))  # protocol.md's K_r
+            assert round_.has_quorum == (contributed >= quorum)
+            assert round_.empty == (left == contributed == 0)
+    waiting = Round(1, 1, 0, opened_s=0.0, wanted=wanted, degrade=False)
+    assert waiting.unreachable
 
 
 # ---------------------------------------------------------------- outbox

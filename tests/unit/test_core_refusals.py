@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from dd_lightning.protocol import actions as act
 from dd_lightning.protocol import messages as msg
+from dd_lightning.protocol.refusals import MOST_IDS
 from tests.scripted_core import ScriptedCore
 
 pytestmark = pytest.mark.unit
@@ -27,6 +28,56 @@ def test_two_live_learners_with_one_id() -> None:
     assert "'0'" in said and "host h0" in said and "pid 100" in said and "takeover=true" in said
     assert core.member("0").generation == 1 and core.member("0").live
     assert core.events("refused")[-1]["learner"] == "0"
+
+
+def test_who_is_back_before_its_predecessors_close_is_seen_is_told_to_try_again() -> None:
+    core = ScriptedCore(learners=2).started("0", "1")
+    core.join("0", session="again", incarnation="b")
+    (refused,) = core.sent("again", msg.Refused)
+    assert not refused.fatal and refused.retry_s == core.config.timeouts.lease
+    core.core.disconnected("0", core.now)
+    core.join("0", session="again", incarnation="b", number=2)
+    assert core.sent("again", msg.Welcome)[0].generation == 2
+    core.join("0", session="other", incarnation="c", protocol=99)
+    assert core.sent("other", msg.Refused)[0].fatal  # trying again would not help
+
+
+def test_who_was_taken_over_is_over_though_it_may_take_over_itself() -> None:
+    core = ScriptedCore(learners=2).started("0", "1")
+    core.join("0", session="b", incarnation="b", takeover=True, host="elsewhere", pid=7)
+    again = {"number": 2, "generation": 1, "takeover": True}
+    core.join("0", session="0", incarnation="0-a", **again)
+    (refused,) = core.sent("0", msg.Refused)
+    assert refused.fatal and "host elsewhere, pid 7" in refused.reason
+    core.core.disconnected("b", core.now)  # not even when the other has gone
+    core.join("0", session="0", incarnation="0-a", **again)
+    assert len(core.sent("0", msg.Refused)) == 2 and core.member("0").generation == 2
+
+
+def test_refused_joins_leave_a_row_a_minute_with_their_count() -> None:
+    core = ScriptedCore(learners=2).started("0", "1")
+    for _ in range(500):
+        core.join("0", session="other", incarnation="b")
+    assert [e["count"] for e in core.events("refused")] == [1]
+    core.advance(61.0, beats=("0", "1"), stepping=True)
+    assert [e["count"] for e in core.events("refused")] == [1, 499]
+    assert {e["learner"] for e in core.events("refused")} == {"0"}
+    assert core.core.run.refusals == 500
+    core.advance(61.0, beats=("0", "1"), stepping=True)
+    assert len(core.events("refused")) == 2 and not core.core.admission.refused._unsaid
+
+
+def test_refused_joins_under_ever_new_ids_are_counted_together() -> None:
+    core = ScriptedCore(learners=2).started("0", "1")
+    for number in range(2, 1002):
+        core.join(str(number))
+    rows = core.events("refused")
+    assert len(rows) == MOST_IDS + 1 and len(core.core.admission.refused._unsaid) == MOST_IDS + 1
+    core.core.stop("done", core.now)
+    core.carry_out()
+    last = core.events("refused")[-1]
+    assert (last["learner"], last["count"]) == ("(others)", 1000 - MOST_IDS - 1)
+    assert sum(row["count"] for row in core.events("refused")) == 1000
 
 
 def test_takeover_ends_the_holder() -> None:

@@ -1,5 +1,7 @@
 """The learner's link: joins, fencing, heartbeats, uploads, deadlines."""
 
+import itertools
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -172,12 +174,61 @@ def test_a_fatal_refusal_fails_and_another_is_tried_again():
     link = new_link()
     link.connected(1.0)
     link.take()
-    link.receive(Refused(number=1, reason="no slot yet", fatal=False), None, 1.5)
-    assert link.take() == [] and link.last_error == "no slot yet"
-    link.tick(3.0)
-    assert [type(m) for m in sent(link)] == [Join]
-    link.receive(Refused(number=1, reason="another model"), None, 3.5)
-    assert "another model" in link.take()[0].reason
+    link.receive(Refused(number=1, reason="held", fatal=False, retry_s=9.0), None, 1.5)
+    assert link.take() == [] and link.last_error == "held"
+    link.tick(link.next_deadline())
+    assert [m.number for m in sent(link)] == [2]
+    link.receive(Refused(number=1, reason="of the first join"), None, 3.4)  # repeated on its way
+    assert link.phase == JOINING
+    link.receive(Refused(number=2, reason="another model"), None, 3.5)
+    assert "another model" in link.take()[0].reason and link.phase == ENDED
+
+
+def held_until_the_lease_is_over(retry_s, **options):
+    """Joins, each refused at once: their times, and the failure in the end."""
+    link = new_link(**options)
+    link.connected(1.0)
+    now, joins = 1.0, []
+    while link.phase != ENDED:
+        for join in sent(link):
+            assert join.number == len(joins) + 1
+            joins.append(now)
+            refused = Refused(
+                number=join.number, reason="held by pid 7", fatal=False, retry_s=retry_s
+            )
+            link.receive(refused, None, now)
+        if link.phase == JOINING:
+            now = link.next_deadline()
+            link.tick(now)
+        for action in link._actions:
+            if isinstance(action, Fail):
+                return joins, action.reason
+    raise AssertionError("it ended without a word")
+
+
+def test_a_held_id_is_asked_for_until_its_lease_is_over_and_then_named():
+    joins, reason = held_until_the_lease_is_over(retry_s=10.0)
+    assert joins[0] == 1.0 and joins[-1] == 11.0  # the holder's lease has run out by then
+    pauses = [after - before for before, after in itertools.pairwise(joins)]
+    assert pauses[:3] == [0.25, 0.5, 1.0] and max(pauses) <= 2.0 and len(joins) < 12
+    assert "held by pid 7" in reason
+
+
+def test_a_held_id_is_waited_for_no_longer_than_the_first_connection():
+    joins, reason = held_until_the_lease_is_over(retry_s=1e6)
+    assert joins[-1] < 60.0 and "60 s" in reason and "held by pid 7" in reason
+
+
+def test_once_admitted_the_next_refusal_is_waited_for_anew():
+    link = new_link()
+    link.connected(1.0)
+    link.receive(Refused(number=1, reason="held", fatal=False, retry_s=9.0), None, 1.5)
+    link.tick(1.75)
+    link.receive(replace(WELCOME, number=2), None, 2.0)
+    link.disconnected(50.0)
+    link.connected(51.0)
+    link.receive(Refused(number=3, reason="held", fatal=False, retry_s=9.0), None, 51.0)
+    assert link.phase == JOINING
 
 
 def test_fragments_are_acknowledged_at_arrival_and_close_rounds():

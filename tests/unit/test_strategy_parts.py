@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 import threading
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -415,3 +416,37 @@ def test_the_comm_thread_backs_off_between_attempts_and_ends_when_told():
     assert comm.next(0.0) is None
     assert comm.stop(5.0)
     assert link.attempts >= 2 and "closed" in link.last_error
+
+
+def test_the_training_thread_never_waits_for_a_channel_that_is_being_closed():
+    closing, may_close = threading.Event(), threading.Event()
+
+    class Slow:
+        def poll(self, timeout_s):
+            return [SimpleNamespace(message=None, reason="reset")]  # the channel's disconnect
+
+        def send(self, message, payload=None):
+            return True
+
+        def can_upload(self):
+            return False
+
+        def wake(self):
+            pass
+
+        def close(self):
+            closing.set()
+            assert may_close.wait(60.0)
+
+    link = LearnerLink(Join(learner="0", incarnation="a", number=0), now=0.0)
+    comm = CommThread(link, Slow, ())
+    comm.start()
+    try:
+        assert closing.wait(60.0)
+        calls = threading.Thread(target=comm.call, args=(lambda: None,), daemon=True)
+        calls.start()
+        calls.join(20.0)
+        assert not calls.is_alive() and not may_close.is_set()
+    finally:
+        may_close.set()
+    assert comm.stop(20.0)
