@@ -22,10 +22,10 @@ from lightning.pytorch.loggers import CSVLogger
 from dd_lightning.launch.settings import learner_values
 from dd_lightning.launch.step_floor import StepFloor
 from dd_lightning.launch.task import build_data, build_module, takes_slots
+from dd_lightning.learner.own_checkpoint import newest_whole
 from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
 
 CHECKPOINTS = "checkpoints"
-LAST = "last.ckpt"
 
 
 def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) -> None:
@@ -33,7 +33,7 @@ def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) ->
 
     Args:
         values: the resolved configuration of the whole run.
-        folder: this learner's own, `learners/<id>`; a `last.ckpt` in it is continued from.
+        folder: this learner's own, `learners/<id>`; its newest readable checkpoint is gone on from.
         syncer: address, tcp://HOST:PORT.
     """
     values = learner_values(values, learner)
@@ -56,8 +56,8 @@ def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) ->
         logger=_logger(values["logger"], folder),
         callbacks=_callbacks(values, folder),
     )
-    last = folder / CHECKPOINTS / LAST
-    trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.exists() else None)
+    last = newest_whole(folder / CHECKPOINTS)
+    trainer.fit(module, datamodule=data, ckpt_path=None if last is None else str(last))
 
 
 def _logger(loggers: Mapping[str, Any] | None, folder: Path) -> CSVLogger | bool:

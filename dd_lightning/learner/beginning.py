@@ -20,7 +20,6 @@ from dd_lightning.protocol.messages import Join, TensorInfo
 if TYPE_CHECKING:
     from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
 
-CHECKPOINT_KEY = "decoupled_diloco"
 WIDEST_BYTES = 8  # of an element: float64
 SILENCE_S = 0.5  # longer than the round trips that a proxy delays a close by
 
@@ -51,6 +50,11 @@ def open_session(
         session.open()
     except BaseException as error:
         session.close(f"{type(error).__name__} while joining")
+        if isinstance(error, ConnectionError) and restored and restored["run_id"] in str(error):
+            raise ConnectionError(
+                f"{error}. Its checkpoint is of run {restored['run_id']}: to take part in another "
+                "one, fit without ckpt_path (or load the weights alone), or join the run it is of."
+            ) from error
         raise
     return session
 
@@ -67,6 +71,7 @@ def _join(
         incarnation=uuid.uuid4().hex,
         number=0,
         takeover=strategy.takeover,
+        run_id=str(restored["run_id"]) if restored else "",
         tensors=values.infos,
         dtype=values.main_dtype,
         step=step,

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dd_lightning.learner.comm import CommThread, Delivery
+from dd_lightning.learner.own_checkpoint import STATE_VERSION
+from dd_lightning.learner.rng import rng_states
 from dd_lightning.learner.snapshots import ModelValues
 from dd_lightning.learner.state_copy import StateCopies
 from dd_lightning.learner.step_clock import StepClock
@@ -34,7 +36,6 @@ from dd_lightning.protocol.messages import (
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.2  # a wait looks so often whether the process is told to stop
-STATE_VERSION = 1
 
 
 class LearnerSession:
@@ -196,6 +197,7 @@ class LearnerSession:
             "run_id": "" if self.welcome is None else self.welcome.run_id,
             "incarnation": self._join.incarnation,
             "data_position": data_position,
+            "rng": rng_states(),
             **self._ledger.state_dict(),
         }
 

@@ -15,8 +15,10 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
+from dd_lightning.learner import own_checkpoint, schedules
 from dd_lightning.learner.address import identify
-from dd_lightning.learner.beginning import CHECKPOINT_KEY, open_session
+from dd_lightning.learner.beginning import open_session
+from dd_lightning.learner.own_checkpoint import CHECKPOINT_KEY
 from dd_lightning.learner.sampler import check_mode, sampler_kwargs
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.single import inner_class
@@ -43,6 +45,9 @@ class DecoupledDiLoCoStrategy(Strategy):
             raises ConnectionError. Later interruptions have no bound.
         takeover: join although a living learner holds the id.
         data_slot: part of the data in the run, 0 to max_learners - 1; default: the syncer's choice.
+        ckpt_weights_only: passed on to the loading of checkpoints; False lets `fit(ckpt_path=...)`
+            take a file that holds more than plain values and tensors (a DictConfig among the
+            hyperparameters), so only files you trust. Default: what Lightning was told.
 
     Raises:
         ValueError: an argument that is not allowed, or more than one process in this learner.
@@ -74,6 +79,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         connect_timeout: float | timedelta = 60.0,
         takeover: bool = False,
         data_slot: int | None = None,
+        ckpt_weights_only: bool | None = None,
     ) -> None:
         if not getattr(self, "_has_inner", False):
             super().__init__()
@@ -86,8 +92,11 @@ class DecoupledDiLoCoStrategy(Strategy):
         self.data = check_mode(data)
         self.tokens, self.connect_timeout_s = tokens, float(seconds)
         self.takeover, self.data_slot = takeover, data_slot
+        self.ckpt_weights_only = ckpt_weights_only
         self._session: LearnerSession | None = None
         self._restored: Mapping[str, Any] | None = None
+        self._has_file = False  # a checkpoint was loaded, ours or plain Lightning's
+        self._data_restored = False  # a LightningDataModule had a state in the checkpoint
         self._counter: StepCounter | None = None
 
     @property
@@ -103,6 +112,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         super().model_to_device()
         trainer = self._trainer
         if trainer.state.fn == TrainerFn.FITTING:
+            own_checkpoint.claim_folders(trainer, self.identity.learner)
             self._session = open_session(self, trainer, self._restored)
             if self._session.is_alone or self.data == "none":
                 self._leave_sampler_alone(trainer)
@@ -119,10 +129,21 @@ class DecoupledDiLoCoStrategy(Strategy):
             getattr(self.precision_plugin, "scaler", None),
             automatic=self._automatic,
         )
-        if self._restored is not None:
-            self._counter.batches = int(self._restored.get("data_position", 0))
         session.load()
+        if self._restored is not None:
+            self._continue_from(self._restored)
+        elif not self._has_file:
+            schedules.advance(self._trainer, session.steps)
         self._stop_if_done()
+
+    def _continue_from(self, restored: Mapping[str, Any]) -> None:
+        """Parameters are the syncer's by now, all else is the checkpoint's."""
+        assert self._counter is not None  # made in on_train_start
+        self._counter.batches = int(restored["data_position"])
+        own_checkpoint.warn_of_position(self._trainer, self._counter.batches, self._data_restored)
+        # in the middle of an epoch an undisturbed run draws no new order, as this process just did
+        if self._trainer.fit_loop.restarted_mid_epoch:
+            own_checkpoint.restore_own_rng(restored, self.identity.learner)
 
     # ------------------------------------------------------------------ training
 
@@ -212,7 +233,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         if self._counter is not None:
             self._counter.close()
             self._counter = None
-        self._restored = None
+        self._restored, self._has_file = None, False
         if session is not None:
             session.close(reason)
 
@@ -234,9 +255,21 @@ class DecoupledDiLoCoStrategy(Strategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        if self.ckpt_weights_only is not None:
+            weights_only = self.ckpt_weights_only
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
-        self._restored = checkpoint.pop(CHECKPOINT_KEY, None)
+        self._restored, self._has_file = checkpoint.pop(CHECKPOINT_KEY, None), True
+        if self._restored is not None:
+            own_checkpoint.check_state(self._restored, self.identity.learner)
+        datamodule = self._trainer.datamodule
+        self._data_restored = type(datamodule).__qualname__ in checkpoint
         return checkpoint
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Then the random states: the last moment before the order of the next epoch is drawn."""
+        super().load_optimizer_state_dict(checkpoint)
+        if self._restored is not None:
+            own_checkpoint.restore_own_rng(self._restored, self.identity.learner)
 
     # ------------------------------------------------------------------ pieces
 

@@ -1,0 +1,112 @@
+"""A learner's own checkpoint: what Lightning's file holds of ours, and which file to go on from."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dd_lightning.learner.rng import restore_rng
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_KEY = "decoupled_diloco"
+STATE_VERSION = 1
+OWNER_FILE = "learner.txt"  # beside checkpoints: whose they are
+
+
+def whole(path: Path) -> bool:
+    """Whether a checkpoint file is complete: every part there, every checksum right.
+
+    Read in small pieces, so that memory holds no second copy.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            return file.testzip() is None
+    except (OSError, zipfile.BadZipFile, EOFError, pickle.UnpicklingError):
+        return False
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newest readable checkpoint of a folder, None where there is none.
+
+    Lost by a torn one (power cut, full disk): the steps since the one before it; without any other
+    the learner comes back as one that lost its state. Either is said in a warning.
+    """
+    found = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for number, path in enumerate(found):
+        if whole(path):
+            return path
+        left = "the one before it" if number + 1 < len(found) else "no other: it starts without one"
+        log.warning("checkpoint %s cannot be read (torn?); this learner takes %s", path, left)
+    return None
+
+
+def check_state(state: Mapping[str, Any], learner: str) -> None:
+    """Raises ValueError for a state that a newer version wrote; warns of another learner's."""
+    if state.get("version", 0) > STATE_VERSION:
+        raise ValueError(
+            f"the checkpoint's learner state has version {state['version']}, this dd_lightning "
+            f"reads up to {STATE_VERSION}: resume with the version that wrote it."
+        )
+    if state.get("learner") != learner:
+        warnings.warn(
+            f"the checkpoint was written by learner {state.get('learner')!r} and is loaded by "
+            f"{learner!r}: random states are not taken from it, since two learners would draw the "
+            "same masks.",
+            stacklevel=2,
+        )
+
+
+def restore_own_rng(state: Mapping[str, Any], learner: str) -> None:
+    """The random states of this learner's own checkpoint."""
+    if state.get("learner") == learner and "rng" in state:
+        restore_rng(state["rng"])
+
+
+def warn_of_position(trainer: Any, position: int, datamodule_restored: bool) -> None:
+    """Lightning itself warns in the middle of a finite epoch; of an endless stream it says nothing,
+    although it begins again at its first batch unless somebody keeps its position."""
+    loader = trainer.fit_loop._combined_loader
+    loaders = [] if loader is None else loader.flattened
+    stateful = loaders and all(hasattr(each, "load_state_dict") for each in loaders)
+    kept = bool(stateful) or datamodule_restored
+    if position and not kept and trainer.num_training_batches == float("inf"):
+        warnings.warn(
+            f"{position} batches of this learner's data were used before its checkpoint, and "
+            "nothing restores that position: the data begins again at its first batch. Give the "
+            "DataLoader or the LightningDataModule state_dict and load_state_dict.",
+            stacklevel=2,
+        )
+
+
+def claim_folders(trainer: Any, learner: str) -> None:
+    """Mark the folders that this learner's ModelCheckpoints write to as its own.
+
+    Raises:
+        ValueError: one of them is another learner's, whose files it would overwrite.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        folder = getattr(callback, "dirpath", None)
+        writes = getattr(callback, "save_top_k", 0) != 0 or getattr(callback, "save_last", False)
+        if folder is None or not writes or "://" in str(folder) or trainer.fast_dev_run:
+            continue
+        mark = Path(folder) / OWNER_FILE
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with mark.open("x") as file:
+                file.write(learner)
+            continue
+        except FileExistsError:
+            owner = mark.read_text()
+        if owner and owner != learner:
+            raise ValueError(
+                f"ModelCheckpoint of learner {learner!r} would write into {folder}, which holds "
+                f"the checkpoints of learner {owner!r}. Give each learner its own, "
+                f'Trainer(default_root_dir="learners/{learner}") or ModelCheckpoint(dirpath=...); '
+                f"if that learner is gone for good, delete {mark}."
+            )
