@@ -21,13 +21,16 @@ def get(values: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def integer(values: Mapping[str, Any], name: str, least: int, none: bool = False) -> int | None:
-    """An integer >= `least`; null only where `none`."""
+def integer(
+    values: Mapping[str, Any], name: str, least: int, none: bool = False, word: str = ""
+) -> int | None:
+    """An integer >= `least`; null only where `none`. `word`: allowed too, for the message."""
     value = get(values, name)
     if none and value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         allowed = f"an integer >= {least}" + (", or null" if none else "")
+        allowed += f", or {word}" if word else ""
         raise ValueError(f"{name} is {value!r}; allowed: {allowed}.")
     return value
 

@@ -203,6 +203,7 @@ class AwaySyncer:
             self._children.append(self._roles.start_syncer())
             self._roles.syncer_ready(self._children[0])
             self._children.append(self._roles.start_proxy())
+            self._roles.proxy_ready(self._children[1])
             os.sched_setaffinity(0, own)
             host = proxy_host("0")
             yield f"tcp://{host}:{parse_listen(self._roles.address)[1]}", host

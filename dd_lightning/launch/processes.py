@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
@@ -56,8 +58,10 @@ def scrubbed_environment(threads: int, extra: Mapping[str, str] | None = None) -
     return environment
 
 
-def _die_with(parent: int) -> None:
-    """In the child, before exec: SIGTERM when the launcher is gone (Linux; elsewhere no help)."""
+def _begin(parent: int, nice: int) -> None:
+    """In the child, before exec: its priority, and SIGTERM when the launcher is gone (Linux;
+    elsewhere no help)."""
+    os.nice(nice)
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -75,12 +79,14 @@ class Child:
         log: Path,
         environment: Mapping[str, str],
         keep_stdin: bool = False,
+        nice: int = 0,
     ) -> None:
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         parent = os.getpid()
         with open(log, "ab") as out:
+            self._log_start = out.seek(0, os.SEEK_END)  # before it: what an earlier life said
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE if keep_stdin else subprocess.DEVNULL,
@@ -88,7 +94,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
-                preexec_fn=lambda: _die_with(parent),
+                preexec_fn=lambda: _begin(parent, nice),
             )
         self.pid = self._process.pid
 
@@ -119,6 +125,28 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self.close_stdin()
+
+    def renice(self) -> bool:
+        """Give it and all that it started the launcher's own priority; False: not allowed to."""
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        try:
+            os.setpriority(os.PRIO_PGRP, self.pid, own)  # every thread; its session has one group
+        except PermissionError:
+            return False
+        except ProcessLookupError:
+            pass  # it has ended: nothing is left to be slow
+        return True
+
+    def said(self, key: str) -> dict[str, Any] | None:
+        """The first line that this process logged as a JSON object with `key` in it, if any yet."""
+        with open(self.log, "rb") as file:
+            file.seek(self._log_start)
+            for line in file:
+                if line.startswith(b'{"') and line.endswith(b"\n"):
+                    found: dict[str, Any] = json.loads(line)
+                    if key in found:
+                        return found
+        return None
 
     def tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """The log's last lines."""

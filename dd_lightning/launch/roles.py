@@ -51,11 +51,12 @@ class Roles:
         self.address = ""  # of the syncer's store, once it listens
         self._threads = settings.launcher["threads_per_process"]
 
-    def start_syncer(self, resume: bool = False) -> Child:
+    def start_syncer(self, resume: bool = False, nice: int = 0) -> Child:
         """Start the syncer; it listens when `syncer_ready` returns.
 
         Args:
             resume: go on with the run of the folder, on the same ports.
+            nice: added to the launcher's own, here and below.
         """
         command = _python("-m", "dd_lightning.cli", "syncer")
         command += ["--listen", self.settings.launcher["listen"], "--run-dir", str(self.folder)]
@@ -63,7 +64,7 @@ class Roles:
         if aim := (self.settings.values["logger"] or {}).get("aim"):
             command += ["--aim", aim["repo"], "--aim-experiment", aim["experiment"]]
         launched = {"DD_LAUNCHED": "1"}  # the summary is the launcher's, who knows the evaluations
-        return self._child("syncer", command, self.folder / "syncer.log", launched)
+        return self._child("syncer", command, self.folder / "syncer.log", launched, nice=nice)
 
     def syncer_ready(self, syncer: Child) -> None:
         """Wait until the syncer has printed its address.
@@ -75,12 +76,27 @@ class Roles:
         said = first_json(syncer, "listening", timeout_s, self._interrupt)
         self.address = said["listening"]
 
-    def start_proxy(self) -> Child:
-        """Start the proxy for all learners and wait until it listens.
+    def start_proxy(self, again: bool = False, nice: int = 0) -> Child:
+        """Start the proxy for all learners; `proxy_ready` waits until it listens.
+
+        Args:
+            again: with the ports of its first start; the syncer may be away.
+        """
+        path = self.folder / PROXY_CONFIG
+        if not again:
+            self._write_proxy_config(path)
+        command = _python("-m", "dd_lightning.network.proxy", "--config", str(path))
+        return self._child("proxy", command, self.folder / "proxy.log", nice=nice)
+
+    def proxy_ready(self, proxy: Child) -> None:
+        """Wait until the proxy listens.
 
         Raises:
             ChildFailed: it ended, or did not listen within `timeouts.connect`.
         """
+        first_json(proxy, "ready", self.settings.syncer.timeouts.connect, self._interrupt)
+
+    def _write_proxy_config(self, path: Path) -> None:
         timeouts = self.settings.syncer.timeouts
         host, port = parse_listen(self.address)
         channel = lookup(self.address, timeouts.connect).channel_port
@@ -98,14 +114,9 @@ class Roles:
             "routes": routes,
             "seed": self.settings.values["seed"],
         }
-        path = self.folder / PROXY_CONFIG
         path.write_text(json.dumps(config, indent=1))
-        command = _python("-m", "dd_lightning.network.proxy", "--config", str(path))
-        proxy = self._child("proxy", command, self.folder / "proxy.log")
-        first_json(proxy, "ready", timeouts.connect, self._interrupt)
-        return proxy
 
-    def start_learner(self, learner: str) -> Child:
+    def start_learner(self, learner: str, nice: int = 0) -> Child:
         """Start (or start again) one learner."""
         environment = {"DD_SYNCER": self.address, "DD_LEARNER": learner}
         if self.settings.network.needs_proxy:
@@ -115,7 +126,7 @@ class Roles:
         module = "dd_lightning.launch.learner"
         command = _python("-m", module, str(self.folder / CONFIG), "--learner", learner)
         log = self.folder / "learners" / learner / "learner.log"
-        return self._child(f"learner {learner}", command, log, environment)
+        return self._child(f"learner {learner}", command, log, environment, nice=nice)
 
     def start_evaluator(self) -> Child:
         """Start the evaluator; closing its stdin asks for the last evaluation."""
@@ -130,9 +141,10 @@ class Roles:
         log: Path,
         extra: dict[str, str] | None = None,
         keep_stdin: bool = False,
+        nice: int = 0,
     ) -> Child:
         environment = scrubbed_environment(self._threads, extra)
-        return Child(name, command, log, environment, keep_stdin)
+        return Child(name, command, log, environment, keep_stdin, nice)
 
 
 def proxy_host(learner: str) -> str:
@@ -141,7 +153,7 @@ def proxy_host(learner: str) -> str:
 
 
 def first_json(child: Child, key: str, timeout_s: float, interrupt: Interrupt) -> dict[str, Any]:
-    """The first line in a child's log that is a JSON object beginning with `key`.
+    """The first line of a child that is a JSON object with `key` in it.
 
     Raises:
         ChildFailed: it ended first, nothing came within `timeout_s`, or the user interrupted.
@@ -149,13 +161,8 @@ def first_json(child: Child, key: str, timeout_s: float, interrupt: Interrupt) -
     deadline = time.monotonic() + timeout_s
     while True:
         ended = child.exit_code() is not None  # asked first: what it wrote before counts
-        for line in child.log.read_bytes().splitlines(keepends=True):
-            if (
-                line.startswith(b'{"')
-                and line.endswith(b"\n")
-                and key in (said := json.loads(line))
-            ):
-                return said
+        if (said := child.said(key)) is not None:
+            return said
         if ended:
             raise ChildFailed(child)
         if time.monotonic() >= deadline:

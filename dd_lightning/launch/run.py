@@ -1,7 +1,8 @@
 """One run from start to end: start the processes, watch them, end them, write what it was.
 
-Losing a learner loses nothing but that learner: the others go on. Losing the syncer, the proxy or
-every learner ends the run as failed. Every wait is bounded by `timeouts.*` or a constant here.
+Losing a learner loses nothing but that learner: the others go on. Losing the syncer or the proxy
+for good, or every learner, ends the run as failed; `supervision` says who is started again. Every
+wait is bounded by `timeouts.*` or a constant here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
+from dd_lightning.launch.family import EVALUATOR, PROXY, Ended, Family
 from dd_lightning.launch.finish import finish_run
 from dd_lightning.launch.interrupt import Interrupt
-from dd_lightning.launch.processes import Child, end_all
+from dd_lightning.launch.processes import end_all
+from dd_lightning.launch.rejoins import SYNCER, learner_role
 from dd_lightning.launch.roles import ChildFailed, Roles, write_configs
 from dd_lightning.launch.settings import Settings
+from dd_lightning.launch.supervision import DONE, GIVE_UP, LEFT, RESTART, Supervisor
 from dd_lightning.launch.view import View
+from dd_lightning.report.read import TAPE
 
 WATCH_S = 0.1
 LAST_EVALUATION_S = 300.0  # for the evaluator's last pass over Θ, once everyone else has ended
@@ -53,13 +58,11 @@ class LocalRun:
         self._interrupt = Interrupt()
         self._roles = Roles(settings, folder, self._interrupt)
         self._outcome = Outcome()
-        self._learners: dict[str, Child] = {}  # those running
-        self._failed: set[str] = set()
-        self._restarts = dict.fromkeys(settings.learner_ids, 0)
-        self._restart_at: dict[str, float] = {}
-        self._syncer: Child | None = None
-        self._proxy: Child | None = None
-        self._evaluator: Child | None = None
+        self._failed: set[str] = set()  # learners given up
+        self._ended = False  # the syncer has, in order
+        self._alone_until: float | None = None  # the syncer's deadline once no learner is left
+        supervisor = Supervisor(settings.max_restarts, settings.launcher["restart_after_s"])
+        self._family = Family(self._roles, supervisor, folder / TAPE, view.say)
 
     def execute(self) -> Outcome:
         """Run to the end, whatever it is, and leave no process behind."""
@@ -82,105 +85,118 @@ class LocalRun:
         return self._outcome
 
     def _start(self) -> None:
-        self._syncer = self._roles.start_syncer()
-        self._evaluator = self._roles.start_evaluator()  # reads version 0 while learners start
-        self._roles.syncer_ready(self._syncer)
+        syncer = self._family.start(SYNCER)
+        self._family.start(EVALUATOR)  # reads version 0 while learners start
+        self._roles.syncer_ready(syncer)
         self._view.say(f"syncer listens at {self._roles.address}")
         if self._settings.network.needs_proxy and not self._interrupt.requested:
-            self._proxy = self._roles.start_proxy()
+            self._roles.proxy_ready(self._family.start(PROXY))
         for learner in self._settings.learner_ids:
             if not self._interrupt.requested:
-                self._learners[learner] = self._roles.start_learner(learner)
+                self._family.start(learner_role(learner))
+
+    # ------------------------------------------------------------------ watching
 
     def _watch(self) -> None:
         """Until the syncer has ended and, after it, the learners."""
-        timeouts = self._settings.syncer.timeouts
-        alone_until: float | None = None  # the syncer's deadline once no learner is left
-        while not self._interrupt.requested:
-            self._reap_learners()
-            self._check_evaluator()
-            if self._proxy is not None and self._proxy.exit_code() is not None:
-                raise ChildFailed(self._proxy)
-            assert self._syncer is not None
-            if (code := self._syncer.exit_code()) is not None:
-                if code != 0:
-                    raise ChildFailed(self._syncer)
+        while not self._interrupt.requested and self._outcome.status == "finished":
+            for ended in self._family.reap():
+                self._take_end(ended)
+            if self._ended:
                 self._await_learners()
                 return
-            if self._learners or self._restart_at:
-                alone_until = None
-            elif alone_until is None:
-                if self._failed == set(self._settings.learner_ids):
-                    self._fail("every learner has failed")
-                    return
-                alone_until = time.monotonic() + timeouts.rejoin + timeouts.lease + timeouts.flush
-            elif time.monotonic() > alone_until:
-                raise ChildFailed(self._syncer, "the syncer did not end after the last learner")
+            self._family.restart_due()
+            self._family.follow()
+            self._check_alone()
             self._view.refresh()
             time.sleep(WATCH_S)
+
+    def _take_end(self, ended: Ended) -> None:
+        """What the end of a process means for the run.
+
+        Raises:
+            ChildFailed: the run cannot go on without it.
+        """
+        role, what = ended.role, ended.verdict.what
+        if role == EVALUATOR:  # without it no validation loss, but the training itself goes on
+            self._problem(str(ChildFailed(ended.child)))
+        elif what == RESTART:
+            return
+        elif role == SYNCER and what == DONE:
+            self._ended = True
+        elif role == SYNCER and what == LEFT:
+            self._outcome.status = "interrupted"
+            self._problem("the syncer was told to end (SIGINT or SIGTERM), and the run with it")
+        elif role in (SYNCER, PROXY):
+            raise ChildFailed(ended.child, self._why(ended))
+        elif what == GIVE_UP:
+            self._failed.add(role)
+            self._problem(str(ChildFailed(ended.child, self._why(ended))))
+        elif what == LEFT:
+            self._view.say(f"{role} has left; the others go on")
+
+    def _why(self, ended: Ended) -> str:
+        """How it ended, and why it is not started again where it might be."""
+        said = ended.child.description()
+        if self._settings.max_restarts == 0:
+            return said
+        return f"{said} and is not started again ({ended.verdict.why})"
+
+    def _check_alone(self) -> None:
+        """A syncer without any learner ends the run itself, in time.
+
+        Raises:
+            ChildFailed: it did not.
+        """
+        timeouts = self._settings.syncer.timeouts
+        if any(self._family.learners()) or self._family.waiting or self._family.rejoins.members:
+            self._alone_until = None
+        elif self._failed == {learner_role(one) for one in self._settings.learner_ids}:
+            self._fail("every learner has failed")
+        elif self._alone_until is None:
+            patience_s = timeouts.rejoin + timeouts.lease + timeouts.reanchor + timeouts.flush
+            self._alone_until = time.monotonic() + patience_s
+        elif time.monotonic() > self._alone_until:
+            syncer = self._family.children[SYNCER]  # else its restart were waited for
+            raise ChildFailed(syncer, "the syncer did not end after the last learner")
 
     def _await_learners(self) -> None:
         """The syncer has released the learners; they end within `timeouts.flush`."""
         deadline = time.monotonic() + self._settings.syncer.timeouts.flush
-        self._restart_at.clear()
-        while self._learners and not self._interrupt.requested:
-            self._reap_learners()
+        self._family.expect_no_more()
+        while any(self._family.learners()) and not self._interrupt.requested:
+            for ended in self._family.reap():
+                self._take_end(ended)
             if time.monotonic() > deadline:
-                name, child = next(iter(self._learners.items()))
+                name, child = next(self._family.learners())
                 raise ChildFailed(child, f"learner {name} did not end after the syncer")
             time.sleep(WATCH_S)
-
-    def _reap_learners(self) -> None:
-        """Note learners that ended; start those again whose restart is due."""
-        launcher = self._settings.launcher
-        for learner, child in list(self._learners.items()):
-            code = child.exit_code()
-            if code is None:
-                continue
-            del self._learners[learner]
-            child.kill()  # what it may have started itself
-            if code == 0:
-                continue
-            if self._restarts[learner] < launcher["max_restarts"]:
-                self._restarts[learner] += 1
-                self._restart_at[learner] = time.monotonic() + launcher["restart_after_s"]
-                self._view.say(f"{child.description()}; it is started again")
-            else:
-                self._failed.add(learner)
-                self._problem(str(ChildFailed(child)))
-        for learner, due in list(self._restart_at.items()):
-            if time.monotonic() >= due:
-                del self._restart_at[learner]
-                self._learners[learner] = self._roles.start_learner(learner)
-
-    def _check_evaluator(self) -> None:
-        """Without it there is no validation loss, but the training itself goes on."""
-        if self._evaluator is not None and self._evaluator.exit_code() is not None:
-            self._problem(str(ChildFailed(self._evaluator)))
-            self._evaluator.kill()
-            self._evaluator = None
+        self._family.follow()
+        for sentence in self._family.rejoins.missing():
+            self._fail(sentence)
 
     def _last_evaluation(self) -> None:
-        if self._evaluator is None or self._outcome.status != "finished":
+        evaluator = self._family.children.get(EVALUATOR)
+        if evaluator is None or self._outcome.status != "finished":
             return
-        self._evaluator.close_stdin()
+        evaluator.close_stdin()
         deadline = time.monotonic() + LAST_EVALUATION_S
         while not self._interrupt.requested:
-            if (code := self._evaluator.wait(WATCH_S)) is not None:
+            if (code := evaluator.wait(WATCH_S)) is not None:
                 if code != 0:
-                    raise ChildFailed(self._evaluator)
+                    raise ChildFailed(evaluator)
                 return
             if time.monotonic() > deadline:
                 said = f"the evaluator did not end within {LAST_EVALUATION_S:g} s"
-                raise ChildFailed(self._evaluator, said)
+                raise ChildFailed(evaluator, said)
 
     def _end(self) -> None:
         """End whatever still runs: learners and evaluator, then the syncer with the proxy."""
-        first = [*self._learners.values(), *([self._evaluator] if self._evaluator else [])]
-        last = [child for child in (self._syncer, self._proxy) if child is not None]
+        children = dict(self._family.children)
+        last = [children.pop(role) for role in (SYNCER, PROXY) if role in children]
         timeout_s = self._settings.syncer.timeouts.shutdown + KILL_MARGIN_S
-        killed = end_all([first, last], END_STAGE_S, timeout_s)
-        if "syncer" in killed:
+        killed = end_all([[*children.values()], last], END_STAGE_S, timeout_s)
+        if SYNCER in killed:
             self._problem(
                 f"the syncer did not end within {timeout_s:g} s and was killed: what was merged "
                 "after its last checkpoint is lost"

@@ -14,6 +14,7 @@ from typing import Any
 
 from dd_lightning.algorithm import CODECS, FRAGMENTERS, MERGE_RULES, check_outer, resolve
 from dd_lightning.launch import checks
+from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
 from dd_lightning.protocol.config import SyncerConfig
 
@@ -59,6 +60,19 @@ class Settings:
     def learner_ids(self) -> list[str]:
         """ "0" to "M-1"."""
         return [str(index) for index in range(self.values["learners"])]
+
+    @property
+    def max_restarts(self) -> int:
+        """Of each process; `auto` is enough where the chaos plan kills, else none."""
+        given = self.launcher["max_restarts"]
+        if given != "auto":
+            return given
+        return ENOUGH_RESTARTS if self.plan_kills else 0
+
+    @property
+    def plan_kills(self) -> bool:
+        """Whether `chaos` kills processes."""
+        return False
 
     @property
     def launcher(self) -> dict[str, Any]:
@@ -118,7 +132,8 @@ def _check_launcher(values: Mapping[str, Any]) -> None:
     checks.choice(values, "launcher.name", ["local"])
     checks.known_keys(values["launcher"], LAUNCHER_KEYS, "launcher.")
     checks.integer(values, "launcher.threads_per_process", 1)
-    checks.integer(values, "launcher.max_restarts", 0)
+    if values["launcher"].get("max_restarts") != "auto":
+        checks.integer(values, "launcher.max_restarts", 0, word="auto")
     for name in ("launcher.step_floor_s", "launcher.restart_after_s"):
         checks.seconds(values, name, positive=False)
     host, port = parse_listen(checks.get(values, "launcher.listen"))
