@@ -1,4 +1,4 @@
-"""Which processes take part in the run, as its tape says: joined, and at work again after a restart.
+"""Which processes take part in the run, as its tape says: joined, and at work after a restart.
 
 A learner's life is at work from its first finished step (or when it had none left to do), a
 syncer's from its first merge (or when it ended the run in order).
@@ -83,7 +83,7 @@ class Rejoins:
 
     def _reach(self, role: str, stage: str) -> None:
         now = self._stages.get(role)
-        if now is None or now == stage or now == AT_WORK:
+        if now is None or now in (stage, AT_WORK):
             return  # not ours (an unplanned learner), or known
         if now == STARTED and stage == AT_WORK:
             return  # said of the life before, which the syncer had heard and not yet written
