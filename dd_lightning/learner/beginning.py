@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import socket
-import time
-import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dd_lightning.learner.comm import Channel, CommThread
+from dd_lightning.learner.comm import Channel
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.snapshots import ModelValues
+from dd_lightning.learner.surroundings import Sockets
 from dd_lightning.protocol.config import Timeouts
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import Join, TensorInfo
@@ -35,16 +35,17 @@ def open_session(
     module = strategy.lightning_module
     assert module is not None  # connected before any hook
     values = ModelValues(module)
-    join = _join(strategy, trainer, values, restored)
     identity = strategy.identity
+    around = strategy.surroundings or Sockets(partial(dialer, identity.syncer))
+    join = _join(strategy, trainer, values, restored, around.incarnation())
     link = LearnerLink(
         join,
-        now=time.monotonic(),
+        now=around.now(),
         address=identity.syncer,
         connect_timeout_s=strategy.connect_timeout_s,
         via=identity.via,
     )
-    comm = CommThread(link, dialer(identity.syncer, values.infos), values.infos)
+    comm = around.comm(link, values.infos)
     session = LearnerSession(join, link, comm, values, lambda: trainer.received_sigterm)
     try:
         session.open()
@@ -64,11 +65,12 @@ def _join(
     trainer: Any,
     values: ModelValues,
     restored: Mapping[str, Any] | None,
+    incarnation: str,
 ) -> Join:
     step = int(restored["step"]) if restored else 0
     return Join(
         learner=strategy.identity.learner,
-        incarnation=uuid.uuid4().hex,
+        incarnation=incarnation,
         number=0,
         takeover=strategy.takeover,
         run_id=str(restored["run_id"]) if restored else "",

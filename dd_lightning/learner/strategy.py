@@ -23,6 +23,7 @@ from dd_lightning.learner.sampler import check_mode, sampler_kwargs
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.single import inner_class
 from dd_lightning.learner.step_counter import StepCounter
+from dd_lightning.learner.surroundings import Surroundings
 from dd_lightning.learner.tokens import TokenCounter
 
 
@@ -52,6 +53,8 @@ class DecoupledDiLoCoStrategy(Strategy):
     Raises:
         ValueError: an argument that is not allowed, or more than one process in this learner.
     """
+
+    surroundings: Surroundings | None = None  # None: real clock and sockets
 
     def __new__(
         cls, syncer: str | None = None, learner: Any = None, inner: Any = "auto", **_: Any

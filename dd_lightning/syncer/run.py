@@ -25,6 +25,7 @@ from dd_lightning.syncer.checkpoint import (
     parameters_sha256,
     read_checkpoint,
 )
+from dd_lightning.syncer.checkpoint_io import AtomicCheckpointIO
 from dd_lightning.syncer.checkpoint_writer import CheckpointWriter
 from dd_lightning.syncer.lock import RunLock
 from dd_lightning.syncer.module import SyncerModule
@@ -95,9 +96,9 @@ class SyncerRun:
             epoch=self.lock.epoch,
             restored=self._restored.state["core"] if self._restored else None,
         )
-        self._stream = RoundStream(self.config.algorithm.fragments + 2)
+        self._stream = self._make_stream()
         self._module = self._restored_module()
-        self.server = SyncerServer(
+        self.server = self._make_server(
             self.core, self._channel, self._stream, self._feed, self.clock, self._folder,
             self._restored_payloads(),
         )  # fmt: skip
@@ -120,7 +121,7 @@ class SyncerRun:
         """
         status = "failed"
         try:
-            with self._signals:
+            with self._take_signals():
                 announce()
                 self.server.start()
                 self._train()
@@ -136,8 +137,7 @@ class SyncerRun:
         """`Trainer.fit` from the moment Θ is known until the server thread has ended."""
         timeout_s = self.config.timeouts.shutdown
         try:
-            while not self.server.ready.wait(STREAM_WAIT_S):
-                pass  # bounded, so that signals are seen; the server watches its own timeouts
+            self._await_ready()
             if self.core.run.initialized and self.server.error is None:
                 self._fit()
         except Exception as error:
@@ -159,9 +159,29 @@ class SyncerRun:
             self.server.deliver,
             self._feed.sync,  # no checkpoint that is newer than the tape on the disk
         )
-        trainer = make_trainer(self._folder, [self._signals, writer])
+        trainer = make_trainer(self._folder, [*self._callbacks(), writer], self.checkpoint_io)
         path = str(self._restored.path) if self._restored else None
         trainer.fit(self._module, self._stream, ckpt_path=path, weights_only=True)
+
+    # ------------------------------------------------------------------ replaced in virtual time
+
+    checkpoint_io: type[AtomicCheckpointIO] = AtomicCheckpointIO
+
+    def _make_stream(self) -> RoundStream:
+        return RoundStream(self.config.algorithm.fragments + 2)
+
+    def _make_server(self, *arguments: Any) -> SyncerServer:
+        return SyncerServer(*arguments)
+
+    def _take_signals(self) -> contextlib.AbstractContextManager[Any]:
+        return self._signals
+
+    def _callbacks(self) -> list[Callback]:
+        return [self._signals]
+
+    def _await_ready(self) -> None:
+        while not self.server.ready.wait(STREAM_WAIT_S):
+            pass  # bounded, so that signals are seen; the server watches its own timeouts
 
     # ------------------------------------------------------------------ Θ
 

@@ -69,6 +69,12 @@ class RoundStream(IterableDataset):
                     return None
                 self._changed.wait(STREAM_WAIT_S)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the next job, the end or an error is there."""
+        with self._changed:
+            return bool(self._jobs) or self._ended or self._error is not None
+
     def __len__(self) -> int:
         # Lightning fetches one batch ahead of an iterable without a length, to know the last one:
         # each merge would then wait until the next is there. The end comes by StopIteration.

@@ -12,11 +12,17 @@ from lightning.pytorch import Callback, Trainer
 from dd_lightning.syncer.checkpoint_io import AtomicCheckpointIO
 
 
-def make_trainer(folder: Path, callbacks: Sequence[Callback] = (), **options: Any) -> Trainer:
+def make_trainer(
+    folder: Path,
+    callbacks: Sequence[Callback] = (),
+    checkpoint_io: type[AtomicCheckpointIO] = AtomicCheckpointIO,
+    **options: Any,
+) -> Trainer:
     """A Trainer for one pass over a RoundStream.
 
     Args:
         folder: the run's `syncer/`.
+        checkpoint_io: how its checkpoints are written.
         options: further Trainer arguments, such as a logger.
     """
     # "GPU available", tips: the syncer's log is for the run
@@ -34,7 +40,7 @@ def make_trainer(folder: Path, callbacks: Sequence[Callback] = (), **options: An
         limit_val_batches=0,
         num_sanity_val_steps=0,
         default_root_dir=folder,
-        plugins=[AtomicCheckpointIO()],
+        plugins=[checkpoint_io()],
         callbacks=list(callbacks),
         **(settings | options),
     )
