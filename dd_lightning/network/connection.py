@@ -5,6 +5,7 @@ other side's socket does not take. Closes and resets travel as bytes do.
 """
 
 import asyncio
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -61,6 +62,17 @@ class Side(asyncio.BufferedProtocol):
             sock = self._transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
+
+    def hung_up(self) -> bool:
+        """Whether the other end has closed, though it is not read yet; False where the system
+        cannot tell without reading."""
+        if self._gone or self._transport is None:
+            return True
+        if not hasattr(select, "POLLRDHUP"):
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def finish(self) -> None:
         """Close the socket once what was written has left."""

@@ -25,6 +25,7 @@ RTO_MIN_S = 0.2  # Linux: retransmission timeout = RTT + at least this
 MAX_CUTS = 1000  # outages that one chunk may run into before the profile is called unusable
 IN_STEP_CUTS = 8
 OUTAGE_RTO_S = 0.3  # first timeout seen in an outage; each further one waits twice as long
+SYN_RTO_S = 1.0  # the same of a connection that is being made: tried again after 1, 3, 7, … s
 MATHIS_C = sqrt(3 / 2)  # Mathis et al. 1997
 LOSS_BASED = ("reno", "cubic")
 
@@ -216,11 +217,19 @@ class Path:
         then. The arrival is never before that of an earlier chunk of the flow, nor inside an
         outage. 0 bytes: a close.
         """
+        return self._send(now, num_bytes, OUTAGE_RTO_S)
+
+    def dial(self, now: float) -> float:
+        """Arrival of the first packet of a new connection (its SYN, or the answer to one). In an
+        outage it is sent again more slowly than data: who dials again itself is there sooner."""
+        return self._send(now, 0, SYN_RTO_S)
+
+    def _send(self, now: float, num_bytes: int, timeout_s: float) -> float:
         begin = max(now, self._window.free_at)
         left = self._window.send(now, num_bytes)
         left = max(left, self._serializer.reserve(now, num_bytes))
         arrival = left + self._one_way_s + self._jitter_s() + self._recovery_s(num_bytes)
-        arrival = self._after_outages(begin, left, max(arrival, self._last))
+        arrival = self._after_outages(begin, left, max(arrival, self._last), timeout_s)
         self._last = arrival
         return arrival
 
@@ -249,18 +258,21 @@ class Path:
             timeout *= 2
         return delay
 
-    def _after_outages(self, begin: float, left: float, arrival: float) -> float:
+    def _after_outages(
+        self, begin: float, left: float, arrival: float, first_timeout_s: float
+    ) -> float:
         """Move an arrival behind every outage that it meets.
 
-        TCP finds the path working again only when its next timeout ends: OUTAGE_RTO_S * (2^k - 1)
-        after the first loss, up to twice the outage later. It then starts from a small window.
+        TCP finds the path working again only when its next timeout ends: first_timeout_s *
+        (2^k - 1) after the first loss, up to twice the outage later. It then starts from a small
+        window.
         """
         for attempt in range(MAX_CUTS):
             cut = self._first_cut(begin, arrival)
             if cut is None:
                 return max(arrival, self._last)
             lost_at = max(begin, cut[0])
-            timeout = OUTAGE_RTO_S
+            timeout = first_timeout_s
             resume = lost_at + timeout
             while resume < cut[1]:
                 timeout *= 2

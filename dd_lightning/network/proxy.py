@@ -19,7 +19,7 @@ from typing import Any
 
 from dd_lightning.network.connection import Connection, Side, bound_buffers
 from dd_lightning.network.lane import Flow, capacity_bytes, chunk_bytes
-from dd_lightning.network.link import Direction, LinkModel
+from dd_lightning.network.link import SYN_RTO_S, Direction, LinkModel
 from dd_lightning.network.profiles import WanProfile
 from dd_lightning.network.pump import Pump
 
@@ -186,11 +186,16 @@ class ShapingProxy:
         """Dial the syncer when the first packet is there; the learner's bytes wait for the answer.
 
         The learner's own connect() has returned by then, so it is here that a new connection costs
-        its round trip (or an outage).
+        its round trip (or, in an outage, the next try of a SYN: 1, 3, 7, … s after the first). A
+        learner that hung up before a later try has sent none: the syncer never hears of it.
         """
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(connection.flows["up"].path.send(loop.time(), 0) - loop.time())
-        back = connection.flows["down"].path.send(loop.time(), 0)
+        began = loop.time()
+        await asyncio.sleep(connection.flows["up"].path.dial(began) - began)
+        if loop.time() - began >= SYN_RTO_S and connection.learner_side.hung_up():
+            connection.abort()
+            return
+        back = connection.flows["down"].path.dial(loop.time())
         try:
             outgoing = await self._connect(route, port)
         except OSError as error:  # a TimeoutError too

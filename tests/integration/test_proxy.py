@@ -237,6 +237,38 @@ def test_outage_holds_bytes_and_the_close() -> None:
     assert any(run(scenario()) for _ in range(ATTEMPTS))
 
 
+def test_a_dial_given_up_in_an_outage_never_arrives_and_a_new_one_does_not_wait_for_it() -> None:
+    begin_s, seconds = 0.0, 1.5
+    outage = {"region": "a", "start_s": begin_s, "seconds": seconds}
+
+    async def scenario() -> tuple[int, float]:
+        """Connections that the syncer saw, and seconds from the link's return to its hearing."""
+        heard: list[float] = []
+
+        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(time.monotonic())
+            await reader.read()
+
+        async with shaped(profile((outage,)), note) as (_, port):
+            over = time.monotonic() + begin_s + seconds
+            for _ in range(3):  # each given up before its SYN is tried again (after 3 s)
+                async with dial(0, port) as (_, writer):
+                    writer.write(b"x")
+                    await asyncio.sleep(0.3)
+            await asyncio.sleep(over + 0.05 - time.monotonic())
+            async with dial(0, port) as (_, writer):
+                writer.write(b"x")
+                while not heard:
+                    await asyncio.sleep(0.01)
+                first = heard[0]
+                await asyncio.sleep(over + 2.5 - time.monotonic())  # past every later try
+        return len(heard), first - over
+
+    connections, after_s = run(scenario())
+    assert connections == 1
+    assert after_s < 1.2  # a try of a SYN of the first dials comes 1.5 s after the link's return
+
+
 def test_a_reset_travels_as_bytes_do() -> None:
     """A learner that is killed with unread bytes resets; the syncer's end breaks later."""
     broken: list[float] = []

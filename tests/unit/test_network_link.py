@@ -80,6 +80,14 @@ def test_outage_costs_up_to_twice_its_length(outage_s: float, measured_s: float)
     assert outage_s <= worst <= 2.1 * outage_s + 1
 
 
+@pytest.mark.parametrize(("outage_s", "tried_s"), [(0.5, 1.0), (2, 3.0), (5, 7.0), (10, 15.0)])
+def test_a_new_connection_in_an_outage_waits_for_the_next_syn(outage_s, tried_s) -> None:
+    model = LinkModel(profile(({"region": "a", "start_s": 5, "seconds": outage_s},)))
+    assert model.path("a", "up").dial(5.0) == pytest.approx(5.0 + tried_s + 0.04)
+    # whoever dials anew just after the link's return is there a one-way delay later
+    assert model.path("a", "up").dial(5.0 + outage_s) == pytest.approx(5.0 + outage_s + 0.04)
+
+
 def test_outage_of_one_region_leaves_the_other() -> None:
     outages = ({"region": "a", "start_s": 0, "seconds": 5},)
     model, quiet = LinkModel(profile(outages)), LinkModel(profile())
