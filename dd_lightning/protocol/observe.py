@@ -83,7 +83,7 @@ def _round(round_: Round, now: float) -> dict[str, Any]:
         "age_s": now - round_.opened_s,
         "roster": list(round_.roster),
         "contributed": sorted([*round_.contributions, *round_.finals]),
-        "quorum": round_.quorum,
+        "quorum": max(1, min(round_.wanted, len(round_.left) + len(round_.contributions))),
         "grace_left_s": None if deadline is None else max(0.0, deadline - now),
         "reanchor": round_.reanchor,
         "merging": round_.closed_s is not None,
