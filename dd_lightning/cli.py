@@ -15,9 +15,10 @@ COMMANDS = {
     "report": ("dd_lightning.commands.report", "summary, figures and report.html from a tape"),
     "estimate": ("dd_lightning.commands.estimate", "bytes, times and memory of a run beforehand"),
     "goodput": ("dd_lightning.commands.goodput", "share of a fleet's time that trains, by size"),
+    "keys": ("dd_lightning.commands.keys", "key files for an encrypted run"),
     "export": ("dd_lightning.commands.export", "a syncer checkpoint as a Lightning checkpoint"),
 }
-LATER = ("replay", "keys")
+LATER = ("replay",)
 WRONG_SETTING = 2
 
 

@@ -13,6 +13,7 @@ import socket
 from typing import Any
 
 import torch
+import zmq
 
 from dd_lightning.launch.processes import THREAD_VARIABLES
 from dd_lightning.protocol.config import Timeouts
@@ -45,6 +46,12 @@ def examine() -> dict[str, Any]:
     for extra, packages in extras.items():
         if absent := [name for name, version in packages.items() if not version]:
             missing.append(f"{', '.join(absent)}: pip install 'dd-lightning[{extra}]'")
+    curve = bool(zmq.has("curve"))
+    if not curve:
+        missing.append(
+            "CURVE in pyzmq's ZeroMQ, without which no run can be encrypted (--key, DD_KEY): "
+            "pip install --force-reinstall pyzmq"
+        )
     loopback = {host: _can_listen(host) for host in ("127.0.0.1", *LEARNER_ADDRESSES)}
     for host, works in loopback.items():
         if not works:
@@ -61,6 +68,7 @@ def examine() -> dict[str, Any]:
         "cuda_devices": torch.cuda.device_count(),
         "versions": versions,
         "extras": extras,
+        "curve": curve,
         "loopback": loopback,
         "timeouts": timeouts(),
         "missing": missing,
@@ -107,6 +115,7 @@ def _print(found: dict[str, Any]) -> None:
     for extra, packages in found["extras"].items():
         for name, version in packages.items():
             print(f"  {name:<22} {version or 'missing'}  [{extra}]")
+    print(f"encryption (CURVE) {'yes' if found['curve'] else 'no'}, ZeroMQ {zmq.zmq_version()}")
     print("loopback addresses that can be listened on")
     for host, works in found["loopback"].items():
         print(f"  {host:<22} {'yes' if works else 'no'}")

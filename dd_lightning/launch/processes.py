@@ -37,6 +37,7 @@ SCRUBBED = (
     "DD_SYNCER",
     "DD_LEARNER",
     "DD_VIA",
+    "DD_KEY",
     "DD_LAUNCHED",
 )
 THREAD_VARIABLES = (

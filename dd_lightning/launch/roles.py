@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from dd_lightning.launch.interrupt import Interrupt
+from dd_lightning.launch.keys import ensure_keys, learner_environment, syncer_arguments
 from dd_lightning.launch.processes import Child, scrubbed_environment
 from dd_lightning.launch.settings import Settings, parse_listen
 from dd_lightning.transport.rendezvous import lookup
@@ -39,6 +40,8 @@ def write_configs(settings: Settings, folder: Path) -> None:
     (folder / CONFIG).write_text(dump)
     dump = yaml.safe_dump(settings.syncer.to_dict(), sort_keys=False, allow_unicode=True)
     (folder / SYNCER_CONFIG).write_text(dump)
+    if settings.launcher["keys"]:
+        ensure_keys(folder, settings.learner_ids)
 
 
 class Roles:
@@ -61,6 +64,7 @@ class Roles:
         command = _python("-m", "dd_lightning.cli", "syncer")
         command += ["--listen", self.settings.launcher["listen"], "--run-dir", str(self.folder)]
         command += ["--config", str(self.folder / SYNCER_CONFIG), *(["--resume"] if resume else [])]
+        command += syncer_arguments(self.folder)
         if aim := (self.settings.values["logger"] or {}).get("aim"):
             command += ["--aim", aim["repo"], "--aim-experiment", aim["experiment"]]
         launched = {"DD_LAUNCHED": "1"}  # the summary is the launcher's, who knows the evaluations
@@ -123,6 +127,7 @@ class Roles:
             host = proxy_host(learner)
             port = parse_listen(self.address)[1]
             environment |= {"DD_SYNCER": f"tcp://{host}:{port}", "DD_VIA": host}
+        environment |= learner_environment(self.folder, learner)
         module = "dd_lightning.launch.learner"
         command = _python("-m", module, str(self.folder / CONFIG), "--learner", learner)
         log = self.folder / "learners" / learner / "learner.log"

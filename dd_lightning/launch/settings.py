@@ -38,6 +38,7 @@ TOP_KEYS = (
 LAUNCHER_KEYS = (
     "name",
     "listen",
+    "keys",
     "threads_per_process",
     "step_floor_s",
     "max_restarts",
@@ -131,6 +132,7 @@ def _check_mode(values: Mapping[str, Any]) -> None:
 def _check_launcher(values: Mapping[str, Any]) -> None:
     checks.choice(values, "launcher.name", ["local"])
     checks.known_keys(values["launcher"], LAUNCHER_KEYS, "launcher.")
+    checks.choice(values, "launcher.keys", [False, True])
     checks.integer(values, "launcher.threads_per_process", 1)
     if values["launcher"].get("max_restarts") != "auto":
         checks.integer(values, "launcher.max_restarts", 0, word="auto")

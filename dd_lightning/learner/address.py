@@ -6,6 +6,9 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from pathlib import Path
+
+from dd_lightning.transport.keys import load_dial_keys
 
 _ADDRESS = re.compile(r"^tcp://(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5})$")
 
@@ -25,14 +28,15 @@ class Identity:
     syncer: str
     learner: str
     via: str
+    key: str = ""  # path of its key file, "" for a plain channel
 
 
 def identify(syncer: str | None, learner: str | int | None, key: str | None) -> Identity:
-    """Arguments first, then DD_SYNCER, DD_LEARNER, DD_VIA. A learner without an id goes by its
-    host's name, so that it is the same learner after a restart.
+    """Arguments first, then DD_SYNCER, DD_LEARNER, DD_KEY, DD_VIA. A learner without an id goes by
+    its host's name, so that it is the same learner after a restart.
 
     Raises:
-        ValueError: no address, one that is not tcp://HOST:PORT, a key, or no usable id.
+        ValueError: no address, one that is not tcp://HOST:PORT, no usable key file, no usable id.
     """
     address = syncer or os.environ.get("DD_SYNCER", "")
     if not address:
@@ -41,11 +45,9 @@ def identify(syncer: str | None, learner: str | int | None, key: str | None) -> 
     if match is None or not 0 < int(match.group(2)) < 65536:
         given = f"syncer is {address!r}; allowed: tcp://HOST:PORT, port 1 to 65535"
         raise ValueError(_TEACH.format(given=given))
-    if key or os.environ.get("DD_KEY"):
-        raise ValueError(
-            "a key was given (key=... or DD_KEY), but this version has no encrypted channel. "
-            "Remove it on loopback; across machines use a tunnel, and the syncer's insecure: true."
-        )
+    key = str(key or os.environ.get("DD_KEY", ""))
+    if key:
+        load_dial_keys(Path(key))  # what is wrong with it shows now, not at the first connection
     if learner is None:
         learner = os.environ.get("DD_LEARNER") or socket.gethostname()
     name = str(learner)
@@ -54,4 +56,4 @@ def identify(syncer: str | None, learner: str | int | None, key: str | None) -> 
             f"learner is {name[:50]!r}; allowed: an id of 1 to 200 printable characters, the same "
             "after a restart (learner=... or DD_LEARNER)."
         )
-    return Identity(address, name, os.environ.get("DD_VIA", ""))
+    return Identity(address, name, os.environ.get("DD_VIA", ""), key)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dd_lightning.learner.comm import Channel
@@ -16,6 +17,7 @@ from dd_lightning.learner.surroundings import Sockets
 from dd_lightning.protocol.config import Timeouts
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import Join, TensorInfo
+from dd_lightning.transport.keys import load_dial_keys
 
 if TYPE_CHECKING:
     from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
@@ -36,7 +38,7 @@ def open_session(
     assert module is not None  # connected before any hook
     values = ModelValues(module)
     identity = strategy.identity
-    around = strategy.surroundings or Sockets(partial(dialer, identity.syncer))
+    around = strategy.surroundings or Sockets(partial(dialer, identity.syncer, key=identity.key))
     join = _join(strategy, trainer, values, restored, around.incarnation())
     link = LearnerLink(
         join,
@@ -89,16 +91,18 @@ def _join(
     )
 
 
-def dialer(address: str, tensors: tuple[TensorInfo, ...]) -> Callable[[], Channel]:
+def dialer(address: str, tensors: tuple[TensorInfo, ...], key: str = "") -> Callable[[], Channel]:
     """Makes channels to whatever syncer the rendezvous at `address` names now.
 
     Args:
         tensors: of the module; no message is larger than all of them together.
+        key: path of this learner's key file; "" for a plain channel.
     """
     # imported here: tests of the learner's side bring channels of their own
     from dd_lightning.transport.learner_channel import LearnerChannel
     from dd_lightning.transport.rendezvous import lookup
 
+    keys = load_dial_keys(Path(key)) if key else None
     most_bytes = WIDEST_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
 
     silence_s = 0.0  # from the second time on: is it a proxy or tunnel whose syncer is away?
@@ -107,6 +111,6 @@ def dialer(address: str, tensors: tuple[TensorInfo, ...]) -> Callable[[], Channe
         nonlocal silence_s
         before, silence_s = silence_s, SILENCE_S
         found = lookup(address, Timeouts().store, before)
-        return LearnerChannel(found, max_message_bytes=most_bytes)
+        return LearnerChannel(found, max_message_bytes=most_bytes, keys=keys)
 
     return dial

@@ -163,7 +163,12 @@ class CommThread:
             channel = self._dial()
         except OSError as error:
             self._back_off()
-            self._link.connection_failed(f"{type(error).__name__}: {error}", self.clock())
+            cause = f"{type(error).__name__}: {error}"
+            if isinstance(error, PermissionError):  # a key that the syncer does not let in
+                self._link.kept_out(cause, self.clock())
+            else:
+                self._link.connection_failed(cause, self.clock())
+            self._carry_out()
             return
         with self._channel_lock:
             self._channel = channel

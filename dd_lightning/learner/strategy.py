@@ -38,7 +38,8 @@ class DecoupledDiLoCoStrategy(Strategy):
         learner: id in the run, the same after a restart; default: DD_LEARNER, else the host name.
         inner: "auto", "ddp" or "single_device", or a strategy object of these classes whose
             options are kept. "auto" takes the Trainer's one device.
-        key: of an encrypted channel; default: DD_KEY. Refused in this version.
+        key: path of this learner's key file (`dd-lightning keys new`); default: DD_KEY. With it the
+            channel is encrypted, and only the syncer whose key the file holds is talked to.
         tokens: tokens of a batch, where the module has no `count_tokens(batch)`; default: the
             attention mask's sum, else the elements of `input_ids`, else the batch size.
         data: "seed" (an order of its own), "shard" (disjoint parts) or "none", see `sampler.py`.

@@ -112,6 +112,14 @@ class LearnerLink:
         self.last_error = cause
         self.tick(now)
 
+    def kept_out(self, cause: str, now: float) -> None:
+        """The syncer let this learner's key not in. That ends a first attempt at once; one that was
+        in before goes on training and trying: this answer carries no proof of who gave it."""
+        if self.generation == 0:
+            self._fail(f"could not join at {self._address}: {cause}")
+        else:
+            self.connection_failed(cause, now)
+
     def disconnected(self, now: float, cause: str = "connection closed") -> None:
         """The channel is gone; what was queued is asked for again after the next join."""
         del now

@@ -277,8 +277,9 @@ class SyncerRun:
 
     def _listen(self, close: contextlib.ExitStack) -> tuple[SyncerChannel, StoreServer]:
         """Bind; a resumed syncer takes its old ports, so that learners find it again."""
-        config = self.config
-        host, port = check_listen(self._settings.listen, config.insecure)
+        config, keys = self.config, self._settings.keys
+        may_be_open = config.insecure or keys is not None
+        host, port = check_listen(self._settings.listen, may_be_open)
         ports_file = self._folder / "ports.json"
         old = json.loads(ports_file.read_text()) if self._restored and ports_file.exists() else {}
         channel = SyncerChannel(
@@ -286,17 +287,19 @@ class SyncerRun:
             old.get("channel", 0),
             max_message_bytes=config.max_message_mib << 20,
             insecure=config.insecure,
+            keys=keys,
         )
         close.callback(channel.close)
         values = {
             "dd/protocol": str(PROTOCOL_VERSION),
             "dd/run_id": config.run_id,
             "dd/channel_port": str(channel.port),
-            "dd/key_fingerprint": "",
+            "dd/key_fingerprint": keys.fingerprint if keys is not None else "",
             "dd/advertise": config.advertise or "",
         }
         listen = f"tcp://{host}:{port or old.get('store', 0)}"
-        store = serve_store(listen, values, insecure=config.insecure)
+        # plain by nature: it tells where the channel is, and nothing in it is trusted
+        store = serve_store(listen, values, insecure=may_be_open)
         close.callback(store.close)
         ports = {"store": int(store.address.rpartition(":")[2]), "channel": channel.port,
                  "address": store.address}  # fmt: skip

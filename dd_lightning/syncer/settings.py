@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from dd_lightning.algorithm import (
 from dd_lightning.algorithm.presets import PRESETS
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.syncer.checkpoint import checkpoints, newest_checkpoint
+from dd_lightning.transport.keys import SyncerKeys, load_syncer_keys
 
 TAPE = "tape.jsonl"
 
@@ -38,6 +40,7 @@ class SyncerSettings:
     config: SyncerConfig
     aim: str | None
     aim_experiment: str
+    keys: SyncerKeys | None = None
 
 
 def parse(argv: list[str]) -> SyncerSettings:
@@ -49,7 +52,10 @@ def parse(argv: list[str]) -> SyncerSettings:
     """
     arguments = _parser().parse_intermixed_args(argv)
     config = load_config(arguments.config, arguments.settings)
-    check_listen(arguments.listen, config.insecure)
+    keys = _load_keys(arguments.key, arguments.allow)
+    check_listen(arguments.listen, config.insecure or keys is not None)
+    if keys is not None and config.insecure:
+        warnings.warn("insecure: true has no effect with --key and --allow", stacklevel=2)
     _check_run_dir(arguments.run_dir, arguments.resume)
     return SyncerSettings(
         listen=arguments.listen,
@@ -58,6 +64,7 @@ def parse(argv: list[str]) -> SyncerSettings:
         config=config,
         aim=arguments.aim,
         aim_experiment=arguments.aim_experiment,
+        keys=keys,
     )
 
 
@@ -93,17 +100,31 @@ def load_config(file: Path | None, overrides: list[str]) -> SyncerConfig:
     return config
 
 
-def check_listen(listen: str, insecure: bool) -> tuple[str, int]:
+def _load_keys(key: Path | None, allow: Path | None) -> SyncerKeys | None:
+    if key is None and allow is None:
+        return None
+    if key is None or allow is None:
+        given, missing = ("--allow", "--key") if key is None else ("--key", "--allow")
+        fix = "`dd-lightning keys new` makes syncer.key for --key and allowed.yaml for --allow."
+        raise refuse(missing, None, f"a file, together with {given}", fix)
+    return load_syncer_keys(key, allow)
+
+
+def check_listen(listen: str, open_to_others: bool) -> tuple[str, int]:
     """(host, port) of tcp://HOST:PORT.
 
     Raises:
-        ValueError: another form, or a host off loopback without `insecure`.
+        ValueError: another form, or a host off loopback unless `open_to_others`, which takes keys
+            or `insecure`.
     """
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
     if not listen.startswith("tcp://") or not host or not port.isdecimal() or int(port) > 65535:
         raise refuse("--listen", listen, "tcp://HOST:PORT, with port 0 for any free one")
-    if not host.startswith("127.") and host != "localhost" and not insecure:
-        fix = "Traffic is not encrypted: on a network you trust, give insecure=true."
+    if not host.startswith("127.") and host != "localhost" and not open_to_others:
+        fix = (
+            "Traffic is not encrypted: make keys with `dd-lightning keys new` and give --key and "
+            "--allow; or, on a network you trust, insecure=true."
+        )
         raise refuse("--listen", listen, "a loopback address", fix)
     return host, int(port)
 
@@ -153,6 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", default="tcp://127.0.0.1:0", help="tcp://HOST:PORT; port 0: any free one")
     add("--run-dir", type=Path, required=True, help="folder of the run")
     add("--config", type=Path, help="YAML file of settings (the keys of SyncerConfig)")
+    add("--key", type=Path, metavar="FILE", help="syncer.key of `dd-lightning keys new`")
+    add("--allow", type=Path, metavar="FILE|DIR", help="allowed.yaml beside it: who may come in")
     add("--resume", action="store_true", help="go on from the newest whole checkpoint")
     add("--aim", metavar="REPO", help="write the run to the Aim repository in this folder")
     add("--aim-experiment", default="decoupled-diloco", help="Aim's name for such runs")

@@ -52,11 +52,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def require_loopback(host: str, insecure: bool) -> None:
-    """Raises ValueError for a host that others can reach, unless `insecure`."""
-    if not insecure and not is_loopback(host):
+def require_loopback(host: str, allowed: bool) -> None:
+    """Raises ValueError for a host that others can reach, unless `allowed` (keys, `insecure`)."""
+    if not allowed and not is_loopback(host):
         raise ValueError(
-            f"Listening on {host} would let anybody who reaches this machine read and change the "
-            "run: keys are not built yet. Listen on tcp://127.0.0.1:PORT and let learners come "
-            "through an SSH tunnel, or, on a network you trust, set `insecure: true`."
+            f"Listening on {host} without keys would let anybody who reaches this machine read and "
+            "change the run. Make keys with `dd-lightning keys new` and give the syncer --key and "
+            "--allow; or, on a network you trust, set `insecure: true`."
         )

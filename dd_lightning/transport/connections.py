@@ -22,6 +22,7 @@ class Connection:
     peer: str  # host:port, or "unknown" if it was gone before we could ask
     identity: bytes | None = None
     closed: bool = False
+    fault: int = 0  # ZeroMQ's number of what was wrong in the handshake
 
 
 class Connections:
@@ -30,15 +31,20 @@ class Connections:
     def __init__(self) -> None:
         self._open: dict[int, Connection] = {}
         self._unnamed: list[Connection] = []  # closed before their first frame was read
+        self._fault = 0  # told of a handshake whose connection closes next
 
     def feed(self, events: list[tuple[zmq.Event, int]]) -> list[Connection]:
         """Takes monitor events in order; returns the named connections that have closed."""
         closed = []
         for event, fd in events:
+            if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+                self._fault = fd  # no descriptor: the one that closes next is meant
+                continue
+            fault, self._fault = self._fault, 0
             # an ACCEPTED without a close before it would mean a lost event: the old one is gone
             old = self._open.pop(fd, None)
             if old is not None:
-                old.closed = True
+                old.closed, old.fault = True, fault
                 (self._unnamed if old.identity is None else closed).append(old)
             if event == zmq.Event.ACCEPTED:
                 self._open[fd] = Connection(fd, _peer(fd))

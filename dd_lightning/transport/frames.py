@@ -84,9 +84,11 @@ def payload_fault(description: Payload, data: Buffer) -> str | None:
     return None
 
 
-def wire_size(*sizes: int) -> int:
-    """Bytes that frames of these sizes take in ZMTP 3.1: 2 bytes of framing, 9 above 255."""
-    return sum(size + (2 if size <= 255 else 9) for size in sizes)
+def wire_size(*sizes: int, overhead: int = 0) -> int:
+    """Bytes that frames of these sizes take in ZMTP 3.1: 2 bytes of framing, 9 above 255, around
+    the frame and the `overhead` that its encryption adds."""
+    grown = [size + overhead for size in sizes]
+    return sum(size + (2 if size <= 255 else 9) for size in grown)
 
 
 def decode_frames(
@@ -127,9 +129,10 @@ def check_outgoing(
         )
 
 
-def limit(socket: zmq.Socket, host: str, max_message_bytes: int) -> None:
-    """Options that every socket of the channel has."""
+def limit(socket: zmq.Socket, host: str, max_message_bytes: int, overhead: int = 0) -> None:
+    """Options that every socket of the channel has. `overhead`: of encryption, on each frame."""
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, max(max_message_bytes, MAX_HEADER_BYTES))
+    most = max(max_message_bytes, MAX_HEADER_BYTES) + overhead
+    socket.setsockopt(zmq.MAXMSGSIZE, most)
     socket.setsockopt(zmq.HANDSHAKE_IVL, round(1000 * HANDSHAKE_S))
     socket.setsockopt(zmq.IPV6, int(":" in host))

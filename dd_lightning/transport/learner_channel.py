@@ -15,7 +15,9 @@ from dd_lightning.protocol import messages
 from dd_lightning.protocol.messages import Goodbye, Message
 from dd_lightning.transport import frames
 from dd_lightning.transport.address import Address
+from dd_lightning.transport.curve import OVERHEAD_BYTES, secure_dialer
 from dd_lightning.transport.frames import CONTROL, DATA, Arrival, Buffer, Disconnected
+from dd_lightning.transport.keys import DialKeys
 from dd_lightning.transport.rendezvous import Rendezvous
 from dd_lightning.transport.wiring import FAILED, Monitor, Waker, readable
 
@@ -38,8 +40,17 @@ class ChannelError(ConnectionError):
     """The syncer's channel could not be reached; the text names the address and the cause."""
 
 
+class KeyRefused(ChannelError, PermissionError):
+    """The syncer does not let this learner's key in: trying again will not help."""
+
+
 class LearnerChannel:
-    """Connects in at most `connect_timeout_s`. Raises ChannelError otherwise."""
+    """Connects in at most `connect_timeout_s`; with `keys`, to the holder of the syncer's key only.
+
+    Raises:
+        KeyRefused: the syncer has this learner's key not on its allow-list.
+        ChannelError: no connection came about for another reason.
+    """
 
     def __init__(
         self,
@@ -47,10 +58,13 @@ class LearnerChannel:
         *,
         max_message_bytes: int,
         connect_timeout_s: float = 5.0,
+        keys: DialKeys | None = None,
     ) -> None:
         self.address = Address(rendezvous.host, rendezvous.channel_port)
         self.session = secrets.token_bytes(frames.TOKEN_BYTES).hex()
         self._max_message_bytes = max_message_bytes
+        self._keys, self._hint = keys, rendezvous.key_fingerprint
+        self._overhead = OVERHEAD_BYTES if keys is not None else 0
         self._context = zmq.Context()
         self._waker = Waker()
         self._sockets: dict[bytes, zmq.Socket] = {}
@@ -72,7 +86,7 @@ class LearnerChannel:
 
     def _open(self, role: bytes) -> None:
         socket = self._sockets[role] = self._context.socket(zmq.DEALER)
-        frames.limit(socket, self.address.host, self._max_message_bytes)
+        frames.limit(socket, self.address.host, self._max_message_bytes, self._overhead)
         queue = CONTROL_QUEUE if role == CONTROL else DATA_QUEUE
         socket.setsockopt(zmq.SNDHWM, queue)
         socket.setsockopt(zmq.RCVHWM, queue)
@@ -86,6 +100,8 @@ class LearnerChannel:
             socket.setsockopt(zmq.HEARTBEAT_IVL, round(1000 * frames.HEARTBEAT_S))
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(1000 * frames.SILENCE_S))
             socket.setsockopt(zmq.HEARTBEAT_TTL, round(1000 * frames.SILENCE_S))
+        if self._keys is not None:
+            secure_dialer(socket, self._keys)
         monitor = self._monitors[role] = Monitor(self._context, socket, _EVENTS)
         socket.connect(str(self.address))
         self._poller.register(socket, zmq.POLLIN)
@@ -109,7 +125,9 @@ class LearnerChannel:
                     if connected
                     else ("nothing answered")
                 )
-                raise ChannelError(f"{self.address}: {cause} within {timeout_s:g} s.")
+                raise ChannelError(
+                    f"{self.address}: {cause} within {timeout_s:g} s.{self._about_keys()}"
+                )
             for socket, _ in ready:
                 role = waiting[socket]
                 for event, _value in self._monitors[role].drain():
@@ -120,12 +138,37 @@ class LearnerChannel:
                         del waiting[socket]
                         self._hello(role, deadline)
                     else:
-                        cause = (
-                            "closed during the greeting: this is no syncer's channel"
-                            if (role in connected)
-                            else "the connection was refused"
-                        )
-                        raise ChannelError(f"{self.address}: {cause} ({event.name}).")
+                        raise self._greeting_failed(event, role in connected)
+
+    def _greeting_failed(self, event: zmq.Event, connected: bool) -> ChannelError:
+        if not connected:
+            return ChannelError(f"{self.address}: the connection was refused ({event.name}).")
+        if event == zmq.Event.HANDSHAKE_FAILED_AUTH and self._keys is not None:
+            return KeyRefused(
+                f"{self.address}: the syncer does not let in the key of {self._keys.file} (public "
+                f"key {self._keys.public.decode()}). Add it to the allow-list there: "
+                "`dd-lightning keys add` in the folder of the run's keys."
+            )
+        return ChannelError(
+            f"{self.address}: closed during the greeting: this is no syncer's channel, or not one "
+            f"for this key ({event.name}).{self._about_keys()}"
+        )
+
+    def _about_keys(self) -> str:
+        """What the store's hint makes of a greeting that failed. A stranger may have written it, so
+        it is for the message alone: whom we talk to, the key decides."""
+        if self._keys is None:
+            wants = f" The syncer there asks for a key (its own is {self._hint}):"
+            return f"{wants} set DD_KEY or key= to this learner's key file." if self._hint else ""
+        mine = f"{self._keys.file} is for the syncer with key {self._keys.fingerprint}"
+        if not self._hint:
+            return f" {mine}; the one there says it has none (dd-lightning syncer --key)."
+        if self._hint != self._keys.fingerprint:
+            return (
+                f" {mine}; the one there says its own is {self._hint}. Take the key file that was "
+                "made with that syncer's, or dial the right syncer."
+            )
+        return ""
 
     def _hello(self, role: bytes, deadline: float) -> None:
         socket = self._sockets[role]
@@ -133,7 +176,7 @@ class LearnerChannel:
         if not socket.poll(1000 * remaining, zmq.POLLOUT):
             raise ChannelError(f"{self.address}: closed right after the greeting.")
         socket.send(frames.HELLO, zmq.NOBLOCK)
-        self._up += frames.wire_size(0)
+        self._up += frames.wire_size(0, overhead=self._overhead)
 
     def poll(self, timeout_s: float) -> list[Arrival | Disconnected]:
         """What has come, after at most `timeout_s`; empty at the timeout or when woken."""
@@ -168,7 +211,7 @@ class LearnerChannel:
             if not readable(socket):
                 return True
             parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            size = frames.wire_size(*map(len, parts))
+            size = frames.wire_size(*map(len, parts), overhead=self._overhead)
             self._down += size
             try:
                 message, payload = frames.decode_frames(messages.decode_from_syncer, role, parts)
@@ -205,7 +248,7 @@ class LearnerChannel:
         if tracker is not None:
             self._upload = tracker
         self._linger_s = GOODBYE_S if isinstance(message, Goodbye) else 0.0
-        self._up += frames.wire_size(len(header), *map(len, parts[1:]))
+        self._up += frames.wire_size(*map(len, [header, *parts[1:]]), overhead=self._overhead)
         return True
 
     def can_upload(self) -> bool:

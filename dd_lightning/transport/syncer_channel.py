@@ -17,6 +17,7 @@ from dd_lightning.protocol.messages import Corrupt, Message
 from dd_lightning.transport import frames
 from dd_lightning.transport.address import Address, require_loopback
 from dd_lightning.transport.connections import Connection, Connections, shut_down
+from dd_lightning.transport.curve import OVERHEAD_BYTES, Gate, secure_listener
 from dd_lightning.transport.frames import (
     CONTROL,
     DATA,
@@ -25,7 +26,8 @@ from dd_lightning.transport.frames import (
     Disconnected,
     Malformed,
 )
-from dd_lightning.transport.wiring import Monitor, Waker
+from dd_lightning.transport.keys import SyncerKeys
+from dd_lightning.transport.wiring import OTHER_MECHANISM, WRONG_KEY, Monitor, Waker
 
 MAX_BATCH = 256  # messages per poll
 SEND_QUEUE = 256  # control messages per connection; payloads: one per session
@@ -48,13 +50,23 @@ class _Session:
 
 
 class SyncerChannel:
-    """Listens at once. Raises ValueError if the port is taken or open to others (`insecure`)."""
+    """Listens at once; with `keys`, only to who holds a key of the allow-list.
+
+    Raises ValueError if the port is taken, or open to others without keys (`insecure` allows it).
+    """
 
     def __init__(
-        self, host: str, port: int = 0, *, max_message_bytes: int, insecure: bool = False
+        self,
+        host: str,
+        port: int = 0,
+        *,
+        max_message_bytes: int,
+        insecure: bool = False,
+        keys: SyncerKeys | None = None,
     ) -> None:
-        require_loopback(host, insecure)
+        require_loopback(host, insecure or keys is not None)
         self._max_message_bytes = max_message_bytes
+        self._overhead = OVERHEAD_BYTES if keys is not None else 0
         self._connections = Connections()
         self._sessions: dict[str, _Session] = {}
         self._ended: OrderedDict[str, _Session] = OrderedDict()
@@ -63,16 +75,20 @@ class SyncerChannel:
         self._closed = False
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
-        frames.limit(self._router, host, max_message_bytes)
+        frames.limit(self._router, host, max_message_bytes, self._overhead)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._router.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
-        watched = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+        watched = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
         self._monitor = Monitor(self._context, self._router, watched)
         self._waker = Waker()
+        self._gate = Gate(self._context, keys) if keys is not None else None
         self._poller = zmq.Poller()
         for source in (self._router, self._monitor.socket, self._waker.reader):
             self._poller.register(source, zmq.POLLIN)
+        if keys is not None and self._gate is not None:
+            self._poller.register(self._gate.socket, zmq.POLLIN)
+            secure_listener(self._router, keys)
         try:
             self._router.bind(str(Address(host, port)))
         except zmq.ZMQError as error:
@@ -119,6 +135,8 @@ class SyncerChannel:
 
     def _collect(self) -> list[Event]:
         events: list[Event] = []
+        if self._gate is not None:
+            self._gate.answer()
         self._watch()
         self._shut_due()
         for _ in range(MAX_BATCH):
@@ -135,8 +153,22 @@ class SyncerChannel:
             self._end(session)
             events.append(Disconnected(session, reason))
         for connection in self._connections.take_unnamed():
-            events.append(Malformed(connection.peer, "closed without a word of this protocol"))
+            events.append(Malformed(connection.peer, self._why_closed(connection)))
         return events
+
+    def _why_closed(self, connection: Connection) -> str:
+        """Of a connection that closed before its first frame."""
+        if connection.fault == WRONG_KEY:
+            return "it dials with another syncer's public key"
+        if connection.fault == OTHER_MECHANISM:
+            mine = "it has no key" if self._gate is not None else "it has a key, this syncer none"
+            return f"{mine} (--key, DD_KEY)"
+        if connection.fault:
+            return f"its handshake is none (ZeroMQ's error {connection.fault:#x})"
+        if self._gate is None:
+            return "closed without a word of this protocol"
+        said = self._gate.refusal(connection.peer.rpartition(":")[0])
+        return said or "closed in the handshake, as a learner without a key does"
 
     def _watch(self) -> None:
         for connection in self._connections.feed(self._monitor.drain()):
@@ -156,7 +188,7 @@ class SyncerChannel:
             session = self._bind(identity, _descriptor(parts))
             if session is None:
                 return None
-        size = frames.wire_size(*map(len, body))
+        size = frames.wire_size(*map(len, body), overhead=self._overhead)
         session.up += size
         if len(body) == 1 and len(body[0]) == len(frames.HELLO):
             session.peer = session.peer or str(body[0].get("Peer-Address"))
@@ -249,7 +281,7 @@ class SyncerChannel:
             return False
         if tracker is not None:
             state.payload = tracker
-        state.down += frames.wire_size(*map(len, parts[1:]))
+        state.down += frames.wire_size(*map(len, parts[1:]), overhead=self._overhead)
         return True
 
     # --------------------------------------------------------------------------- the rest
@@ -287,6 +319,8 @@ class SyncerChannel:
         self._closed = True
         self._monitor.close()
         self._router.close(linger=round(1000 * linger_s))
+        if self._gate is not None:
+            self._gate.close()
         self._context.term()
         self._waker.close()
 

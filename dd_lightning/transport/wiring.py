@@ -15,6 +15,9 @@ FAILED = (
 )
 
 
+WRONG_KEY, OTHER_MECHANISM = 0x11000001, 0x11000002  # values of HANDSHAKE_FAILED_PROTOCOL
+
+
 def readable(socket: zmq.Socket) -> bool:
     """Whether a message waits. A tenth of the cost of being told so by `zmq.Again`, which counts
     in a thread that shares its core with training."""

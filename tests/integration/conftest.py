@@ -14,7 +14,9 @@ def syncer(monkeypatch):
 
         def start(config, **options):
             running = MemorySyncer(config, **options)
-            monkeypatch.setattr("dd_lightning.learner.beginning.dialer", lambda *_: running.dial)
+            monkeypatch.setattr(
+                "dd_lightning.learner.beginning.dialer", lambda *_, key: running.dial
+            )
             return stack.enter_context(running.running())
 
         yield start

@@ -26,7 +26,7 @@ def test_help_names_every_command(capsys):
     assert not any(f"  {name} " in said for name in LATER)
 
 
-@pytest.mark.parametrize("name", ["doctor", "report", "export"])
+@pytest.mark.parametrize("name", ["doctor", "report", "export", "keys"])
 def test_commands_have_their_own_help(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])

@@ -303,7 +303,7 @@ def test_a_channel_takes_whatever_the_model_can_need(monkeypatch):
     monkeypatch.setattr(
         learner_channel,
         "LearnerChannel",
-        lambda found, max_message_bytes: made.append(max_message_bytes),
+        lambda found, max_message_bytes, keys: made.append(max_message_bytes),
     )
     dialer(ADDRESS, (TensorInfo("a", (2**20, 2**10)), TensorInfo("b", (2**30,))))()
     assert made == [8 * 2**31]  # not what this version's default setting says
@@ -343,7 +343,7 @@ def test_the_identity_comes_from_arguments_then_the_environment(monkeypatch):
     monkeypatch.setenv("DD_LEARNER", "3")
     monkeypatch.setenv("DD_VIA", "127.0.1.3")
     identity = identify(None, None, None)
-    assert dataclasses.astuple(identity) == ("tcp://[::1]:29400", "3", "127.0.1.3")
+    assert dataclasses.astuple(identity) == ("tcp://[::1]:29400", "3", "127.0.1.3", "")
     identity = identify(ADDRESS, 5, None)
     assert (identity.syncer, identity.learner) == (ADDRESS, "5")
 
@@ -359,7 +359,7 @@ def test_a_wrong_address_is_refused(address):
     [
         ({"data": "both"}, "seed | shard | none"),
         ({"connect_timeout": 0}, "connect_timeout"),
-        ({"key": "secret"}, "no encrypted channel"),
+        ({"key": "/nonexistent"}, "the file /nonexistent cannot be read"),
         ({"learner": ""}, "1 to 200 printable"),
         ({"learner": "a\nb"}, "1 to 200 printable"),
         ({"inner": "fsdp"}, "later version"),

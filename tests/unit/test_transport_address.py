@@ -45,6 +45,6 @@ def test_only_loopback_without_insecure():
     assert is_loopback("127.0.1.9") and is_loopback("::1") and is_loopback("localhost")
     for host in ("0.0.0.0", "::", "10.0.0.1", "host.example"):
         with pytest.raises(ValueError, match="insecure: true"):
-            require_loopback(host, insecure=False)
-        require_loopback(host, insecure=True)
-    require_loopback("127.0.0.1", insecure=False)
+            require_loopback(host, allowed=False)
+        require_loopback(host, allowed=True)
+    require_loopback("127.0.0.1", allowed=False)
