@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from dd_lightning.transport.address import Address, parse_address
+from dd_lightning.transport.keys import OPERATOR, key_file, load_dial_keys
 from dd_lightning.transport.operator_channel import Declined, OperatorChannel
 from dd_lightning.transport.rendezvous import lookup
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # a folder's syncer is on this machine
 UNREACHABLE = 1
+KEYS_FOLDER = "keys"  # of a run that the launcher started with launcher.keys=true
 
 
 def add_arguments(parser: argparse.ArgumentParser, timeout_s: float) -> None:
@@ -21,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser, timeout_s: float) -> None:
     parser.add_argument(
         "target", help="tcp://HOST:PORT as the syncer prints it, or a run folder on this machine"
     )
+    about = "an operator's key file, where the run has keys; default: that in the run folder"
+    parser.add_argument("--key", type=Path, metavar="FILE", help=about)
     parser.add_argument("--timeout", type=float, default=timeout_s, help="seconds for an answer")
 
 
@@ -43,13 +47,20 @@ def address_of(target: str) -> str:
     return str(Address(EVERYWHERE.get(found.host, found.host), found.port))
 
 
+def key_of(target: str, given: Path | None) -> Path | None:
+    """The key file to use: the one given, else what the launcher made in a run folder."""
+    made = key_file(Path(target) / KEYS_FOLDER, OPERATOR, OPERATOR)
+    return made if given is None and made.is_file() else given
+
+
 class Asker:
     """Asks one syncer; connects when needed, and anew after a failure. Used in a `with` block."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, key: Path | None = None) -> None:
         if not timeout_s > 0:
             raise ValueError(f"--timeout is {timeout_s:g}; allowed: seconds above 0.")
         self.address, self.timeout_s = address, timeout_s
+        self._keys = load_dial_keys(key) if key is not None else None
         self._channel: OperatorChannel | None = None
 
     def __enter__(self) -> Self:
@@ -70,7 +81,7 @@ class Asker:
             if self._channel is None:
                 found = lookup(self.address, self.timeout_s)
                 left_s = max(0.01, deadline - time.monotonic())
-                self._channel = OperatorChannel(found, connect_timeout_s=left_s)
+                self._channel = OperatorChannel(found, connect_timeout_s=left_s, keys=self._keys)
             return self._channel.ask(what, max(0.01, deadline - time.monotonic()))
         except Declined:
             raise

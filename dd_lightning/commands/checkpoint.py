@@ -6,7 +6,14 @@ import argparse
 import json
 import sys
 
-from dd_lightning.commands.asking import UNREACHABLE, Asker, add_arguments, address_of, unreachable
+from dd_lightning.commands.asking import (
+    UNREACHABLE,
+    Asker,
+    add_arguments,
+    address_of,
+    key_of,
+    unreachable,
+)
 
 TIMEOUT_S = 60.0
 
@@ -21,7 +28,8 @@ def main(argv: list[str]) -> int:
     add_arguments(parser, TIMEOUT_S)
     parser.add_argument("--json", action="store_true", help="one JSON object: the cut's manifest")
     arguments = parser.parse_args(argv)
-    with Asker(address_of(arguments.target), arguments.timeout) as asker:
+    key = key_of(arguments.target, arguments.key)
+    with Asker(address_of(arguments.target), arguments.timeout, key) as asker:
         try:
             done = asker.ask("checkpoint")
         except OSError as error:

@@ -12,7 +12,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from dd_lightning.commands.asking import UNREACHABLE, Asker, add_arguments, address_of, unreachable
+from dd_lightning.commands.asking import (
+    UNREACHABLE,
+    Asker,
+    add_arguments,
+    address_of,
+    key_of,
+    unreachable,
+)
 from dd_lightning.protocol.tape import clean
 from dd_lightning.report.live import plain_line, render
 
@@ -97,7 +104,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object (a line, --watch)")
     arguments = parser.parse_args(argv)
     try:
-        with Asker(address_of(arguments.target), arguments.timeout) as asker:
+        key = key_of(arguments.target, arguments.key)
+        with Asker(address_of(arguments.target), arguments.timeout, key) as asker:
             try:
                 status = asker.ask("status")
             except OSError as error:

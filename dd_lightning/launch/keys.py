@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dd_lightning.transport.keys import ALLOWED_FILE, LEARNER, SYNCER_FILE, key_file, new_keys
+from dd_lightning.transport.keys import (
+    ALLOWED_FILE,
+    LEARNER,
+    OPERATOR,
+    SYNCER_FILE,
+    key_file,
+    new_keys,
+)
 
 FOLDER = "keys"  # in the run folder
-OPERATOR = "operator"
 
 
 def ensure_keys(run: Path, learners: Sequence[str]) -> None:

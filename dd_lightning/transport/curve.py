@@ -30,6 +30,25 @@ def secure_dialer(socket: zmq.Socket, keys: DialKeys) -> None:
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
+def about_keys(keys: DialKeys | None, hint: str, option: str) -> str:
+    """What the store's fingerprint makes of a greeting that failed; "" if it explains nothing.
+
+    A stranger may have written it, so it is for the message alone: whom one talks to, the key
+    decides. `option`: how this one is given its key file, as "DD_KEY to this learner".
+    """
+    if keys is None:
+        return f" The syncer there asks for a key: set {option}'s key file." if hint else ""
+    mine = f" {keys.file} is for the syncer with key {keys.fingerprint}"
+    if not hint:
+        return f"{mine}; the one there says it has none (dd-lightning syncer --key)."
+    if hint != keys.fingerprint:
+        return (
+            f"{mine}; the one there says its own is {hint}. Take the key file that was made with "
+            "that syncer's, or dial the right syncer."
+        )
+    return ""
+
+
 def secure_listener(socket: zmq.Socket, keys: SyncerKeys) -> None:
     """Before `bind`, and after a `Gate` stands in the same context: without one nobody gets in."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)

@@ -15,7 +15,7 @@ from dd_lightning.protocol import messages
 from dd_lightning.protocol.messages import Goodbye, Message
 from dd_lightning.transport import frames
 from dd_lightning.transport.address import Address
-from dd_lightning.transport.curve import OVERHEAD_BYTES, secure_dialer
+from dd_lightning.transport.curve import OVERHEAD_BYTES, about_keys, secure_dialer
 from dd_lightning.transport.frames import CONTROL, DATA, Arrival, Buffer, Disconnected
 from dd_lightning.transport.keys import DialKeys
 from dd_lightning.transport.rendezvous import Rendezvous
@@ -23,6 +23,7 @@ from dd_lightning.transport.wiring import FAILED, Monitor, Waker, readable
 
 MAX_BATCH = 64
 GOODBYE_S = 0.5  # at most, for a goodbye to leave when the channel is closed
+OWN_KEY = "DD_KEY or key= to this learner"
 CONTROL_QUEUE = 1000  # messages
 DATA_QUEUE = 2  # messages not yet polled (sent: one, by `can_upload`); this bounds memory
 
@@ -63,7 +64,8 @@ class LearnerChannel:
         self.address = Address(rendezvous.host, rendezvous.channel_port)
         self.session = secrets.token_bytes(frames.TOKEN_BYTES).hex()
         self._max_message_bytes = max_message_bytes
-        self._keys, self._hint = keys, rendezvous.key_fingerprint
+        self._keys = keys
+        self._about_keys = about_keys(keys, rendezvous.key_fingerprint, OWN_KEY)
         self._overhead = OVERHEAD_BYTES if keys is not None else 0
         self._context = zmq.Context()
         self._waker = Waker()
@@ -126,7 +128,7 @@ class LearnerChannel:
                     else ("nothing answered")
                 )
                 raise ChannelError(
-                    f"{self.address}: {cause} within {timeout_s:g} s.{self._about_keys()}"
+                    f"{self.address}: {cause} within {timeout_s:g} s.{self._about_keys}"
                 )
             for socket, _ in ready:
                 role = waiting[socket]
@@ -151,24 +153,8 @@ class LearnerChannel:
             )
         return ChannelError(
             f"{self.address}: closed during the greeting: this is no syncer's channel, or not one "
-            f"for this key ({event.name}).{self._about_keys()}"
+            f"for this key ({event.name}).{self._about_keys}"
         )
-
-    def _about_keys(self) -> str:
-        """What the store's hint makes of a greeting that failed. A stranger may have written it, so
-        it is for the message alone: whom we talk to, the key decides."""
-        if self._keys is None:
-            wants = f" The syncer there asks for a key (its own is {self._hint}):"
-            return f"{wants} set DD_KEY or key= to this learner's key file." if self._hint else ""
-        mine = f"{self._keys.file} is for the syncer with key {self._keys.fingerprint}"
-        if not self._hint:
-            return f" {mine}; the one there says it has none (dd-lightning syncer --key)."
-        if self._hint != self._keys.fingerprint:
-            return (
-                f" {mine}; the one there says its own is {self._hint}. Take the key file that was "
-                "made with that syncer's, or dial the right syncer."
-            )
-        return ""
 
     def _hello(self, role: bytes, deadline: float) -> None:
         socket = self._sockets[role]

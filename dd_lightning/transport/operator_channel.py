@@ -16,10 +16,13 @@ from dd_lightning.protocol import messages
 from dd_lightning.protocol.messages import Query
 from dd_lightning.transport import frames
 from dd_lightning.transport.address import Address
+from dd_lightning.transport.curve import OVERHEAD_BYTES, about_keys, secure_dialer
 from dd_lightning.transport.frames import CONTROL
+from dd_lightning.transport.keys import DialKeys
 from dd_lightning.transport.rendezvous import Rendezvous
 from dd_lightning.transport.wiring import FAILED, Monitor
 
+OWN_KEY = "--key to an operator"
 QUEUE = 16  # messages; one is under way at a time
 
 _EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED | FAILED
@@ -34,10 +37,19 @@ class Declined(OperatorError):
 
 
 class OperatorChannel:
-    """Connects in at most `connect_timeout_s`. Raises OperatorError otherwise."""
+    """Connects in at most `connect_timeout_s`, with `keys` encrypted. Raises OperatorError
+    otherwise."""
 
-    def __init__(self, rendezvous: Rendezvous, *, connect_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        *,
+        connect_timeout_s: float = 5.0,
+        keys: DialKeys | None = None,
+    ) -> None:
         self.address = Address(rendezvous.host, rendezvous.channel_port)
+        self._keys = keys
+        self._about_keys = about_keys(keys, rendezvous.key_fingerprint, OWN_KEY)
         self._asked = 0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -50,7 +62,10 @@ class OperatorChannel:
 
     def _open(self, timeout_s: float) -> None:
         socket = self._socket
-        frames.limit(socket, self.address.host, frames.MAX_HEADER_BYTES)
+        overhead = OVERHEAD_BYTES if self._keys is not None else 0
+        frames.limit(socket, self.address.host, frames.MAX_HEADER_BYTES, overhead)
+        if self._keys is not None:
+            secure_dialer(socket, self._keys)
         socket.setsockopt(zmq.SNDHWM, QUEUE)
         socket.setsockopt(zmq.RCVHWM, QUEUE)
         token = secrets.token_bytes(frames.TOKEN_BYTES).hex()
@@ -61,7 +76,9 @@ class OperatorChannel:
         self._wait_for(self._monitor.socket, time.monotonic() + timeout_s, timeout_s)
         for event, _ in self._monitor.drain():
             if event != zmq.Event.HANDSHAKE_SUCCEEDED:
-                raise OperatorError(f"{self.address}: no syncer's channel ({event.name.lower()})")
+                raise OperatorError(
+                    f"{self.address}: no syncer's channel ({event.name.lower()}).{self._about_keys}"
+                )
         socket.send(frames.HELLO, zmq.NOBLOCK)
 
     def ask(self, what: str, timeout_s: float) -> dict[str, Any]:

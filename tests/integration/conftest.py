@@ -14,9 +14,8 @@ def syncer(monkeypatch):
 
         def start(config, **options):
             running = MemorySyncer(config, **options)
-            monkeypatch.setattr(
-                "dd_lightning.learner.beginning.dialer", lambda *_, key: running.dial
-            )
+            dialer = "dd_lightning.learner.beginning.dialer"
+            monkeypatch.setattr(dialer, lambda *_, key: running.dial)
             return stack.enter_context(running.running())
 
         yield start

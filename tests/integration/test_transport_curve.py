@@ -7,10 +7,11 @@ import threading
 
 import pytest
 
-from dd_lightning.protocol.messages import PROTOCOL_VERSION
+from dd_lightning.protocol.messages import PROTOCOL_VERSION, Answer
 from dd_lightning.transport.frames import Arrival, Malformed
 from dd_lightning.transport.keys import (
     LEARNER,
+    OPERATOR,
     SYNCER_FILE,
     add_keys,
     key_file,
@@ -19,6 +20,7 @@ from dd_lightning.transport.keys import (
     new_keys,
 )
 from dd_lightning.transport.learner_channel import KeyRefused, LearnerChannel
+from dd_lightning.transport.operator_channel import OperatorChannel, OperatorError
 from dd_lightning.transport.rendezvous import Rendezvous
 from dd_lightning.transport.syncer_channel import SyncerChannel
 from tests.transport_samples import (
@@ -239,6 +241,34 @@ def test_a_strangers_hint_in_the_store_changes_nothing(ours, syncer, connect):
     learner = connect(syncer, learner_keys(ours), hint="0" * 16)
     assert learner.send(goodbye())
     until(syncer, count(Arrival, 1))
+
+
+def test_an_operator_asks_with_its_own_key(ours, theirs, syncer):
+    answers = []
+
+    def ask(keys):
+        rendezvous = Rendezvous("127.0.0.1", syncer.port, "run", PROTOCOL_VERSION, "ab" * 8)
+        try:
+            channel = OperatorChannel(rendezvous, keys=keys)
+            answers.append(channel.ask("status", BOUND_S))
+            channel.close()
+        except OperatorError as error:
+            answers.append(str(error))
+
+    operator = load_dial_keys(key_file(ours, OPERATOR, "operator"))
+    asking = threading.Thread(target=ask, args=(operator,))
+    asking.start()
+    (event,) = until(syncer, count(Arrival, 1))
+    assert syncer.send(event.session, Answer(number=event.message.number, body={"merges": 3}))
+    until(syncer, lambda _: answers)
+    asking.join(BOUND_S)
+    for keys in (None, learner_keys(theirs)):
+        asking = threading.Thread(target=ask, args=(keys,))
+        asking.start()
+        until(syncer, lambda _: not asking.is_alive())  # noqa: B023
+    assert answers[0] == {"merges": 3}
+    assert "--key to an operator's key file" in answers[1]
+    assert "made with that syncer's" in answers[2]
 
 
 def test_raw_bytes_do_not_get_past_the_greeting(ours, syncer, connect):
