@@ -52,6 +52,11 @@ class Family:
         child = self.children.get(role)
         return None if child is None or child.exit_code() is not None else child.pid
 
+    def at_work(self, role: str) -> Child | None:
+        """The role's running process once it has joined (the proxy: at once)."""
+        is_there = role == PROXY or self.rejoins.has_joined(role)
+        return self.children.get(role) if is_there else None
+
     def start(self, role: str, resume: bool = False) -> Child:
         """Start a role's first process of this launch.
 

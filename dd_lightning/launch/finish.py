@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from dd_lightning.report.summary import summarize, write_summary
 log = logging.getLogger(__name__)
 
 
-def finish_run(folder: Path, status: str, draw: bool = True) -> float | None:
+def finish_run(
+    folder: Path, status: str, draw: bool = True, events: Sequence[Mapping[str, Any]] = ()
+) -> float | None:
     """Complete the tape, write `summary.json` and (if `draw`) figures and report.
 
     Args:
         status: finished | failed | interrupted, as the launcher saw it: it stands on the tape where
             the syncer could not write how the run ended, or saw less than the launcher.
+        events: more for the tape, whole: what chaos did.
 
     Returns:
         Validation loss at the end, None where none was measured.
@@ -30,7 +34,7 @@ def finish_run(folder: Path, status: str, draw: bool = True) -> float | None:
     path = folder / TAPE
     if not path.exists():
         return None  # the syncer did not get so far; its log says why
-    _complete(path, folder / EVALUATIONS, status)
+    _complete(path, folder / EVALUATIONS, status, events)
     if draw:
         try:
             report_run(folder)
@@ -41,8 +45,10 @@ def finish_run(folder: Path, status: str, draw: bool = True) -> float | None:
     return json.loads((folder / SUMMARY).read_text())["loss"]["validation"]
 
 
-def _complete(path: Path, evaluations: Path, status: str) -> None:
-    """Append evaluations with their checkpoint's time and tokens, then the end where it lacks."""
+def _complete(
+    path: Path, evaluations: Path, status: str, events: Sequence[Mapping[str, Any]]
+) -> None:
+    """Append `events`, evaluations with their checkpoint's time and tokens, and a lacking end."""
     checkpoints: dict[str, dict[str, Any]] = {}
     ended: dict[str, Any] = {}
     last_s = 0.0
@@ -53,6 +59,8 @@ def _complete(path: Path, evaluations: Path, status: str) -> None:
         elif event["event"] == "run_end":
             ended = event
     writer = TapeWriter(path)
+    for event in events:
+        writer.write(**event)
     for found in read_evaluations(evaluations) if evaluations.exists() else ():
         checkpoint = checkpoints.get(found["file"], {})
         known = {

@@ -19,7 +19,9 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from dd_lightning.launch.settings import learner_values
+from dd_lightning.chaos.callback import FaultCallback
+from dd_lightning.chaos.plan import FaultPlan
+from dd_lightning.launch.settings import learner_values, run_shape
 from dd_lightning.launch.step_floor import StepFloor
 from dd_lightning.launch.task import build_data, build_module, takes_slots
 from dd_lightning.learner.own_checkpoint import newest_whole
@@ -54,7 +56,7 @@ def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) ->
         ),
         default_root_dir=str(folder),
         logger=_logger(values["logger"], folder),
-        callbacks=_callbacks(values, folder),
+        callbacks=_callbacks(values, learner, folder),
     )
     last = newest_whole(folder / CHECKPOINTS)
     trainer.fit(module, datamodule=data, ckpt_path=None if last is None else str(last))
@@ -66,7 +68,7 @@ def _logger(loggers: Mapping[str, Any] | None, folder: Path) -> CSVLogger | bool
     return CSVLogger(str(folder), name="csv", **csv) if csv is not None else False
 
 
-def _callbacks(values: Mapping[str, Any], folder: Path) -> list[Callback]:
+def _callbacks(values: Mapping[str, Any], learner: str, folder: Path) -> list[Callback]:
     checkpoint = ModelCheckpoint(
         dirpath=str(folder / CHECKPOINTS),
         save_last=True,
@@ -74,7 +76,11 @@ def _callbacks(values: Mapping[str, Any], folder: Path) -> list[Callback]:
         train_time_interval=timedelta(seconds=values["checkpoint"]["every_s"]),
     )
     floor_s = values["launcher"]["step_floor_s"]
-    return [checkpoint] + ([StepFloor(floor_s)] if floor_s > 0 else [])
+    callbacks = [checkpoint] + ([StepFloor(floor_s)] if floor_s > 0 else [])
+    plan = FaultPlan.load(values["chaos"], run_shape(values))
+    if plan.kinds:  # after the floor: what it lengthens is the padded step
+        callbacks.append(FaultCallback(plan, learner, folder.parent.parent))
+    return callbacks
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -110,6 +110,16 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
+    def tell(self, line: str) -> bool:
+        """Write a line to a child that was started with `keep_stdin`; False: it has ended."""
+        assert self._process.stdin is not None  # it keeps its stdin
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True
+
     def close_stdin(self) -> None:
         """Tell a child that was started with `keep_stdin` that nothing more will come."""
         if self._process.stdin is not None:

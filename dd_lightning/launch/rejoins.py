@@ -63,6 +63,10 @@ class Rejoins:
         self._reach(role, JOINED)
         self._reach(role, AT_WORK)
 
+    def has_joined(self, role: str) -> bool:
+        """Whether this life of the role has."""
+        return self._stages.get(role, STARTED) != STARTED
+
     def newly_joined(self) -> list[str]:
         """Roles whose life has joined since the last call."""
         found, self._new = self._new, []

@@ -90,7 +90,9 @@ class Roles:
         if not again:
             self._write_proxy_config(path)
         command = _python("-m", "dd_lightning.network.proxy", "--config", str(path))
-        return self._child("proxy", command, self.folder / "proxy.log", nice=nice)
+        controlled = self.settings.faults.needs_proxy
+        log = self.folder / "proxy.log"
+        return self._child("proxy", command, log, keep_stdin=controlled, nice=nice)
 
     def proxy_ready(self, proxy: Child) -> None:
         """Wait until the proxy listens.
@@ -117,13 +119,14 @@ class Roles:
             "profile": self.settings.values["network"],
             "routes": routes,
             "seed": self.settings.values["seed"],
+            "controlled": self.settings.faults.needs_proxy,
         }
         path.write_text(json.dumps(config, indent=1))
 
     def start_learner(self, learner: str, nice: int = 0) -> Child:
         """Start (or start again) one learner."""
         environment = {"DD_SYNCER": self.address, "DD_LEARNER": learner}
-        if self.settings.network.needs_proxy:
+        if self.settings.proxied:
             host = proxy_host(learner)
             port = parse_listen(self.address)[1]
             environment |= {"DD_SYNCER": f"tcp://{host}:{port}", "DD_VIA": host}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
+from dd_lightning.launch.chaos import RunChaos
 from dd_lightning.launch.family import EVALUATOR, PROXY, Ended, Family
 from dd_lightning.launch.finish import finish_run
 from dd_lightning.launch.interrupt import Interrupt
@@ -63,6 +64,7 @@ class LocalRun:
         self._alone_until: float | None = None  # the syncer's deadline once no learner is left
         supervisor = Supervisor(settings.max_restarts, settings.launcher["restart_after_s"])
         self._family = Family(self._roles, supervisor, folder / TAPE, view.say)
+        self._chaos = RunChaos(settings, folder, self._family.at_work, view.say)
 
     def execute(self) -> Outcome:
         """Run to the end, whatever it is, and leave no process behind."""
@@ -76,20 +78,27 @@ class LocalRun:
             except (ChildFailed, OSError) as error:  # OSError: the syncer's store did not answer
                 self._fail(str(error))
             finally:
+                self._chaos.release()
                 self._end()
+            events, unfired = self._chaos.end(
+                self._outcome.status == "finished" and not interrupt.requested
+            )
+            for text in unfired:
+                self._fail(text)
             if interrupt.requested:
                 self._outcome.status = "interrupted"
             self._outcome.validation_loss = finish_run(
-                self._folder, self._outcome.status, draw=not interrupt.requested
+                self._folder, self._outcome.status, draw=not interrupt.requested, events=events
             )
         return self._outcome
 
     def _start(self) -> None:
+        self._chaos.begin()
         syncer = self._family.start(SYNCER)
         self._family.start(EVALUATOR)  # reads version 0 while learners start
         self._roles.syncer_ready(syncer)
         self._view.say(f"syncer listens at {self._roles.address}")
-        if self._settings.network.needs_proxy and not self._interrupt.requested:
+        if self._settings.proxied and not self._interrupt.requested:
             self._roles.proxy_ready(self._family.start(PROXY))
         for learner in self._settings.learner_ids:
             if not self._interrupt.requested:
@@ -108,6 +117,7 @@ class LocalRun:
             self._family.restart_due()
             self._family.follow()
             self._check_alone()
+            self._chaos.poll()
             self._view.refresh()
             time.sleep(WATCH_S)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dd_lightning.algorithm import CODECS, FRAGMENTERS, MERGE_RULES, check_outer, resolve
+from dd_lightning.chaos.plan import FaultPlan, RunShape
 from dd_lightning.launch import checks
 from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
@@ -56,6 +57,12 @@ class Settings:
     values: dict[str, Any]
     syncer: SyncerConfig
     network: WanProfile
+    faults: FaultPlan
+
+    @property
+    def proxied(self) -> bool:
+        """Whether learners reach the syncer through the proxy."""
+        return self.network.needs_proxy or self.faults.needs_proxy
 
     @property
     def learner_ids(self) -> list[str]:
@@ -68,12 +75,7 @@ class Settings:
         given = self.launcher["max_restarts"]
         if given != "auto":
             return given
-        return ENOUGH_RESTARTS if self.plan_kills else 0
-
-    @property
-    def plan_kills(self) -> bool:
-        """Whether `chaos` kills processes."""
-        return False
+        return ENOUGH_RESTARTS if self.faults.kills else 0
 
     @property
     def launcher(self) -> dict[str, Any]:
@@ -103,7 +105,23 @@ def check(values: Mapping[str, Any]) -> Settings:
     _check_loggers(values)
     _check_algorithm(values["algorithm"])
     network = WanProfile.from_config(values["network"])
-    return Settings(values, _syncer_config(values, network), network)
+    faults = FaultPlan.load(checks.get(values, "chaos"), run_shape(values))
+    proxied = network.needs_proxy or faults.needs_proxy
+    return Settings(values, _syncer_config(values, proxied), network, faults)
+
+
+def run_shape(values: Mapping[str, Any]) -> RunShape:
+    """What a fault plan must fit, from a resolved configuration."""
+    algorithm, learners = values["algorithm"], values["learners"]
+    quorum = learners if algorithm["quorum"] == "all" else algorithm["quorum"]
+    return RunShape(
+        learners=tuple(str(index) for index in range(learners)),
+        seed=values["seed"],
+        max_steps=values["trainer"]["max_steps"],
+        step_floor_s=values["launcher"]["step_floor_s"],
+        first_checkpoint_s=values["checkpoint"]["every_s"],
+        guarded=quorum if algorithm["max_norm_ratio"] is not None else 0,
+    )
 
 
 def learner_values(values: Mapping[str, Any], learner: str) -> dict[str, Any]:
@@ -125,8 +143,6 @@ def _check_mode(values: Mapping[str, Any]) -> None:
     if values.get("mode") == "simulate":
         raise ValueError("mode is 'simulate', which is not built yet; allowed: processes.")
     checks.choice(values, "mode", ["processes"])
-    if (name := checks.get(values, "chaos.name")) != "none":
-        raise ValueError(f"chaos is {name!r}, which is not built yet; allowed: none.")
 
 
 def _check_launcher(values: Mapping[str, Any]) -> None:
@@ -232,7 +248,7 @@ def _check_algorithm(algorithm: Mapping[str, Any]) -> None:
         raise ValueError(f"algorithm.{error}") from error
 
 
-def _syncer_config(values: Mapping[str, Any], network: WanProfile) -> SyncerConfig:
+def _syncer_config(values: Mapping[str, Any], proxied: bool) -> SyncerConfig:
     return SyncerConfig.load(
         {
             "algorithm": values["algorithm"],
@@ -243,6 +259,6 @@ def _syncer_config(values: Mapping[str, Any], network: WanProfile) -> SyncerConf
             "seed": values["seed"],
             "checkpoint_every_s": values["checkpoint"]["every_s"],
             "checkpoint_keep": values["checkpoint"]["keep"],
-            "proxied": network.needs_proxy,
+            "proxied": proxied,
         }
     )

@@ -14,6 +14,7 @@ from dd_lightning.network.lane import MAX_CHUNK_BYTES, Flow, Lane
 from dd_lightning.network.link import Direction
 from dd_lightning.network.pump import Pump
 
+Alter = Callable[[bytes, float], bytes]
 SOCKET_BUFFER_BYTES = 256 * 1024  # kernel's share per socket and direction (Linux doubles it)
 
 
@@ -29,12 +30,20 @@ class Side(asyncio.BufferedProtocol):
     Args:
         wait: do not read before `open()` (the learner's side, until the handshake is over).
         on_bytes: told how many bytes have been handed over to the other side.
+        alter: what comes through of the bytes read here at a time (s, of the pump).
     """
 
     def __init__(
-        self, pump: Pump, lane: Lane, flow: Flow, wait: bool, on_bytes: Callable[[int], None]
+        self,
+        pump: Pump,
+        lane: Lane,
+        flow: Flow,
+        wait: bool,
+        on_bytes: Callable[[int], None],
+        alter: Alter,
     ) -> None:
         self.flow = flow
+        self._alter = alter
         self.done = False  # the close has been handed over
         self._pump = pump
         self._lane = lane
@@ -92,7 +101,8 @@ class Side(asyncio.BufferedProtocol):
         return self._buffer[: min(len(self._buffer), self.flow.room())]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._pump.push(self._lane, self.flow, bytes(self._buffer[:nbytes]))
+        data = self._alter(bytes(self._buffer[:nbytes]), self._pump.now())
+        self._pump.push(self._lane, self.flow, data)
         self._adjust_reading()
 
     def eof_received(self) -> bool:
@@ -167,15 +177,15 @@ class Connection:
         flows: dict[Direction, Flow],
         count: Callable[[Direction, int], None],
         forget: Callable[["Connection"], None],
+        alter: Alter = lambda data, now: data,
     ) -> None:
         self.over = False
         self.flows = flows
         self._forget = forget
-        self.learner_side = Side(
-            pump, pump.lane(region, "up"), flows["up"], True, lambda size: count("up", size)
-        )
+        up, down = pump.lane(region, "up"), pump.lane(region, "down")
+        self.learner_side = Side(pump, up, flows["up"], True, lambda size: count("up", size), alter)
         self.syncer_side = Side(
-            pump, pump.lane(region, "down"), flows["down"], False, lambda size: count("down", size)
+            pump, down, flows["down"], False, lambda size: count("down", size), alter
         )
         for side in (self.learner_side, self.syncer_side):
             side.attach(self)

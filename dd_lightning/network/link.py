@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from math import log, log1p, sqrt
 from random import Random
-from typing import Literal
+from typing import Literal, Protocol
 
 from dd_lightning.network.profiles import (
     INITIAL_WINDOW_BYTES,
@@ -165,6 +165,18 @@ class _Window:
         return now
 
 
+class Disturbance(Protocol):
+    """What befalls one learner's paths beyond the profile (`control.PathFaults`)."""
+
+    cuts: list[Outage]
+
+    def free_at(self, direction: Direction) -> float:
+        """When it lets a flow take more; it may be past."""
+
+    def reserve(self, direction: Direction, since: float, num_bytes: int) -> float:
+        """When the last of `num_bytes` has left under it; it may be past."""
+
+
 class Path:
     """One flow in one direction: `send` gives the arrival time of each chunk, in order.
 
@@ -172,9 +184,12 @@ class Path:
         serializer: shared with the other flows of the region in this direction.
         rng: jitter and loss; one stream per (source, destination).
         start: the time at which the outages' clocks begin.
+        faults: of this learner's paths.
     """
 
     __slots__ = (
+        "_direction",
+        "_faults",
         "_last",
         "_link",
         "_one_way_s",
@@ -194,8 +209,11 @@ class Path:
         rng: Random,
         outages: Iterable[Outage] = (),
         start: float = 0.0,
+        faults: Disturbance | None = None,
     ) -> None:
         self._link = link
+        self._direction = direction
+        self._faults = faults
         self._serializer = serializer
         self._rng = rng
         self._outages = tuple(outages)
@@ -208,7 +226,8 @@ class Path:
     @property
     def ready_at(self) -> float:
         """When the flow's own limits let it take more; the pipe may be busy longer."""
-        return self._window.free_at
+        free_at = self._window.free_at
+        return max(free_at, self._faults.free_at(self._direction)) if self._faults else free_at
 
     def send(self, now: float, num_bytes: int) -> float:
         """Arrival time of the last of `num_bytes` that are there since `now`.
@@ -228,6 +247,8 @@ class Path:
         begin = max(now, self._window.free_at)
         left = self._window.send(now, num_bytes)
         left = max(left, self._serializer.reserve(now, num_bytes))
+        if self._faults is not None:
+            left = max(left, self._faults.reserve(self._direction, now, num_bytes))
         arrival = left + self._one_way_s + self._jitter_s() + self._recovery_s(num_bytes)
         arrival = self._after_outages(begin, left, max(arrival, self._last), timeout_s)
         self._last = arrival
@@ -289,7 +310,8 @@ class Path:
         )
 
     def _first_cut(self, begin: float, end: float) -> tuple[float, float] | None:
-        cuts = [o.first_overlap(begin - self._start, end - self._start) for o in self._outages]
+        outages = (*self._outages, *(self._faults.cuts if self._faults is not None else ()))
+        cuts = [o.first_overlap(begin - self._start, end - self._start) for o in outages]
         found = min((cut for cut in cuts if cut), default=None)
         return found and (found[0] + self._start, found[1] + self._start)
 
@@ -315,7 +337,7 @@ class LinkModel:
             self._serializers[key] = Serializer(rate_bit_s(self._profile.link(region), direction))
         return self._serializers[key]
 
-    def path(self, region: str, direction: Direction) -> Path:
+    def path(self, region: str, direction: Direction, faults: Disturbance | None = None) -> Path:
         """A new flow (one connection, one direction) between a learner's region and the syncer."""
         key = (region, direction)
         if key not in self._streams:
@@ -330,6 +352,7 @@ class LinkModel:
             self._streams[key],
             self._profile.outages_of(region),
             self.start,
+            faults,
         )
 
 

@@ -12,12 +12,15 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from dd_lightning.network.connection import Connection, Side, bound_buffers
+from dd_lightning.network.control import PathFaults, unshaped
 from dd_lightning.network.lane import Flow, capacity_bytes, chunk_bytes
 from dd_lightning.network.link import SYN_RTO_S, Direction, LinkModel
 from dd_lightning.network.profiles import WanProfile
@@ -72,6 +75,8 @@ class ShapingProxy:
 
     Args:
         start: `time.monotonic()` at which the outages' clocks begin; None: at `start()`.
+        controlled: faults of single routes may be ordered (`control`); a profile that shapes
+            nothing is then allowed.
 
     Raises:
         ValueError: a profile that shapes nothing, or two routes with one address.
@@ -83,7 +88,10 @@ class ShapingProxy:
         routes: Sequence[Route],
         seed: int = 0,
         start: float | None = None,
+        controlled: bool = False,
     ) -> None:
+        if not profile.needs_proxy and controlled:
+            profile = unshaped(profile)
         if not profile.needs_proxy:
             raise ValueError(
                 f"network {profile.name} shapes nothing: connect straight to the syncer, or choose "
@@ -100,6 +108,9 @@ class ShapingProxy:
         }
         self._model = LinkModel(profile, seed)
         self._start = start
+        self._seed = seed
+        self._controlled = controlled
+        self._faults: dict[str, PathFaults] = {}  # by learner, where controlled
         self._bytes = {route.learner: {"up": 0, "down": 0} for route in routes}
         self._pump: Pump | None = None
         self._warned_at: dict[str, float] = {}
@@ -119,6 +130,16 @@ class ShapingProxy:
         """
         loop = asyncio.get_running_loop()
         self._model.start = loop.time() if self._start is None else self._start
+        if self._controlled:
+            self._faults = {
+                learner: PathFaults(
+                    self._profile.link(region),
+                    region,
+                    self._model.start,
+                    Random(f"{self._seed}:faults:{learner}"),
+                )
+                for learner, region in self._regions.items()
+            }
         self._pump = Pump(self._model, loop)
         try:
             for route in self._routes:
@@ -127,6 +148,17 @@ class ShapingProxy:
         except BaseException:
             await self.close()
             raise
+
+    def control(self, command: Mapping[str, Any]) -> None:
+        """Begin a fault of the route of `command["learner"]` (see `control.py`).
+
+        Raises:
+            ValueError: the learner has no route here, or the command is none.
+        """
+        learner = command.get("learner")
+        if learner not in self._faults:
+            raise ValueError(f"learner {learner!r} has no route here; {list(self._faults)} have")
+        self._faults[learner].apply(command, asyncio.get_running_loop().time())
 
     async def close(self) -> None:
         """Stop listening and drop all connections, with what is on its way."""
@@ -169,17 +201,21 @@ class ShapingProxy:
         def count(direction: Direction, num_bytes: int) -> None:
             counts[direction] += num_bytes
 
-        flows = {direction: self._flow(region, direction) for direction in DIRECTIONS}
-        connection = Connection(self._pump, region, flows, count, self._connections.discard)
+        faults = self._faults.get(route.learner)
+        flows = {direction: self._flow(region, direction, faults) for direction in DIRECTIONS}
+        alter = {"alter": faults.alter} if faults is not None else {}
+        connection = Connection(
+            self._pump, region, flows, count, self._connections.discard, **alter
+        )
         self._connections.add(connection)
         dial = asyncio.ensure_future(self._dial(connection, route, port))
         self._dials.add(dial)
         dial.add_done_callback(self._dials.discard)
         return connection.learner_side
 
-    def _flow(self, region: str, direction: Direction) -> Flow:
+    def _flow(self, region: str, direction: Direction, faults: PathFaults | None) -> Flow:
         link = self._profile.link(region)
-        path = self._model.path(region, direction)
+        path = self._model.path(region, direction, faults)
         return Flow(path, capacity_bytes(link, direction), chunk_bytes(link, direction))
 
     async def _dial(self, connection: Connection, route: Route, port: int) -> None:
@@ -245,15 +281,47 @@ def _write_stats(path: Path, proxy: ShapingProxy) -> None:
     os.replace(draft, path)
 
 
+class _Orders:
+    """Commands that come as lines of JSON on stdin; a wrong one is said and changes nothing."""
+
+    def __init__(self, proxy: ShapingProxy) -> None:
+        self._proxy = proxy
+        self._begun = b""  # of a line
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._read)
+
+    def _read(self) -> None:
+        data = os.read(sys.stdin.fileno(), 1 << 16)
+        if not data:  # nobody is left to command
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        for line in lines:
+            try:
+                self._proxy.control(json.loads(line))
+                log.info("did %s", line.decode())
+            except (ValueError, TypeError, AttributeError) as error:  # no JSON, or no command
+                log.error("refused %r: %s", line, error)
+
+
 async def serve(config: Mapping[str, Any]) -> None:
-    """Run a proxy from `{profile, routes, seed, stats_file}` until SIGTERM or SIGINT."""
+    """Run a proxy from `{profile, routes, seed, stats_file, start, controlled}` until a signal.
+
+    `controlled`: a line of JSON on stdin is a command (`ShapingProxy.control`).
+    """
     routes = [Route(**{**route, "ports": tuple(route["ports"])}) for route in config["routes"]]
-    proxy = ShapingProxy(WanProfile.from_config(config["profile"]), routes, config.get("seed", 0))
+    proxy = ShapingProxy(
+        WanProfile.from_config(config["profile"]),
+        routes,
+        config.get("seed", 0),
+        config.get("start"),
+        config.get("controlled", False),
+    )
     stats = Path(config["stats_file"]) if config.get("stats_file") else None
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await proxy.start()
+    if config.get("controlled"):
+        _Orders(proxy)
     print(json.dumps({"ready": True}), flush=True)
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
@@ -267,7 +335,10 @@ def main() -> None:
     """`python -m dd_lightning.network.proxy --config FILE.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--config", type=Path, required=True, help="JSON: profile, routes, seed, stats_file"
+        "--config",
+        type=Path,
+        required=True,
+        help="JSON: profile, routes, seed, stats_file, start, controlled",
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:

@@ -32,7 +32,7 @@ def nothing_starts(monkeypatch, tmp_path):
         ("learnres=3", "learnres is not a setting; allowed: "),
         ("algorithm=papr", "algorithm is 'papr'; allowed: "),
         ("network=moon", "network is 'moon'; allowed: "),
-        ("chaos=kill_learner", "chaos is 'kill_learner'; allowed: none."),
+        ("chaos=kill_learnr", "chaos is 'kill_learnr'; allowed: "),
         ("algorithm=data_parallel", "algorithm is 'data_parallel'; allowed: "),
         ("mode=simulate", "mode is 'simulate', which is not built yet; allowed: processes."),
         ("learners", "Error parsing override 'learners'"),

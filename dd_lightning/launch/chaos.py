@@ -1,0 +1,119 @@
+"""Chaos in a run of the launcher: the disk before it, faults while it lasts, what became of them.
+
+The injector decides and acts; here is only what it needs of the launcher's processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dd_lightning.chaos.disk import SmallDisk
+from dd_lightning.chaos.injector import Injector
+from dd_lightning.launch.processes import Child
+from dd_lightning.launch.settings import Settings
+
+STARTED = "started"  # in syncer/: wall time of the run's start, of which its clock counts
+
+
+class Children:
+    """The run's processes by role, as the injector asks for them.
+
+    Args:
+        find: the running child of "syncer", "proxy" or "learner 0" that has joined, else None.
+    """
+
+    def __init__(self, find: Callable[[str], Child | None]) -> None:
+        self._find = find
+
+    def pid(self, role: str) -> int | None:
+        """None while it is not there."""
+        child = self._find(role)
+        return None if child is None or child.exit_code() is not None else child.pid
+
+    def signal(self, role: str, number: int) -> None:
+        """Send a signal; without effect where it has just ended."""
+        if (pid := self.pid(role)) is not None:
+            os.kill(pid, number)
+
+    def proxy(self, command: Mapping[str, Any]) -> bool:
+        """A line on its stdin; False while it is not there."""
+        child = self._find("proxy")
+        return child is not None and child.exit_code() is None and child.tell(json.dumps(command))
+
+
+class RunChaos:
+    """The faults of one run.
+
+    Args:
+        find: as of `Children`.
+        say: shows the user a line that stays.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        find: Callable[[str], Child | None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._folder, self._say = settings.faults, folder, say
+        size_mib = self._plan.disk_mib
+        self._disk = None if size_mib is None else SmallDisk(folder / "syncer", size_mib)
+        self._injector = Injector(self._plan, folder, Children(find), self._disk)
+        self._last_s = 0.0
+
+    def begin(self) -> None:
+        """Before the syncer starts: say what is planned, mount the small disk.
+
+        Raises:
+            OSError: it could not be mounted.
+        """
+        for line in self._plan.describe():
+            self._say(line)
+        if self._disk is not None:
+            self._disk.mount()
+
+    def poll(self) -> None:
+        """Fire what is due; called by the launcher's loop."""
+        started = self._folder / "syncer" / STARTED
+        if not self._plan.kinds or not (text := started.read_text() if started.exists() else ""):
+            return
+        self._last_s = time.time() - float(text)
+        self._injector.poll(self._last_s)
+
+    def release(self) -> None:
+        """The processes are about to be ended: nothing stays stopped or full."""
+        self._injector.close()
+
+    def end(self, whole: bool) -> tuple[list[dict[str, Any]], list[str]]:
+        """After every process has ended: events for the tape, and what of the plan did not happen.
+
+        Args:
+            whole: the run went to its end, so that what did not fire is the plan's failure.
+
+        Raises:
+            OSError: the small disk could not be unmounted.
+        """
+        if self._disk is not None:
+            self._disk.unmount()
+        name, guard = self._plan.name, self._plan.guard
+        why = (
+            "faults fire after the syncer's first checkpoint (chaos.not_before="
+            f"{guard.not_before}) "
+            f"and with chaos.min_left_s={guard.min_left_s:g} s of steps left"
+        )
+        problems = [
+            f"chaos {name}: a planned fault did not fire: {text}; {why}"
+            for text in (self._injector.unfired() if whole else ())
+        ]
+        events = [{"event": "fault", **row} for row in self._injector.faults(self._last_s)]
+        if whole and self._injector.drew_none:
+            text = f"chaos {name}: the Poisson process drew no fault"
+            self._say(f"warning: {text}")
+            events.append({"event": "warning", "t_s": self._last_s, "text": text})
+        return events, problems
