@@ -45,6 +45,7 @@ class Delivery:
     message: Message
     tensors: Mapping[str, Tensor] | None
     arrived_s: float
+    payload: Any = None  # of a piece of a donor's state
 
 
 class CommThread:
@@ -220,17 +221,26 @@ class CommThread:
             except ValueError as error:
                 self._lose(str(error))
                 return
-        self.inbox.put(Delivery(action.message, tensors, self.clock()))
+        self.inbox.put(
+            Delivery(action.message, tensors, self.clock(), None if tensors else action.payload)
+        )
 
     def _upload(self) -> None:
         channel = self._channel
         while channel is not None and self._coder is not None and channel.can_upload():
             upload = self._link.next_upload()
             if upload is None:
-                return
+                if not self._donate(channel):
+                    return
+                continue
             payload, data = self._coder.encode(upload)
             if not channel.send(self._link.stamp(upload, payload), data):
                 return  # lost: it is pulled again
+
+    def _donate(self, channel: Channel) -> bool:
+        """A piece of inner state, when no contribution waits; lost: another donor is asked."""
+        chunk = self._link.inner.next_chunk(self._link.generation)
+        return chunk is not None and channel.send(*chunk)
 
     def _lose(self, cause: str) -> None:
         self._close()

@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dd_lightning.protocol.messages import Contribution, Message, RoundKey, Version
+from dd_lightning.protocol.messages import (
+    Contribution,
+    Message,
+    RoundKey,
+    StateChunk,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,15 @@ class SendFragment:
     version: Version
     round: RoundKey
     merged_upto: RoundKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class RelayState:
+    """Send a piece of a donor's state on to `session`, after any fragment that waits for it."""
+
+    session: str
+    message: StateChunk
+    payload: Any  # its bytes, as they came
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +127,16 @@ class Done:
 
 
 Action = (
-    Send | SendFragment | Merge | SetInitial | Record | WriteCheckpoint | CloseSession | Warn | Done
+    Send
+    | SendFragment
+    | RelayState
+    | Merge
+    | SetInitial
+    | Record
+    | WriteCheckpoint
+    | CloseSession
+    | Warn
+    | Done
 )
 
 

@@ -147,8 +147,8 @@ class Admission:
         run.lost_at.pop(message.learner, None)
         run.ever_joined = True
         self._hand_over(member, continues, known is not None)
-        run.record(
-            "join",
+        member.join_row = dict(
+            t_s=now,
             learner=member.learner,
             generation=generation,
             cause="re-attach" if same_life or continues else "join",
@@ -164,6 +164,9 @@ class Admission:
             step=message.step,
             planned=run.config.learners is None or slot < run.config.learners,
         )
+        member.donated = message.wants_state and run.initialized and self._start_step(member) > 0
+        if not member.donated:  # else once the transfer has ended, one way or the other
+            run.record_join(member, generation)
         self._welcome(member)
         return member
 
@@ -247,6 +250,7 @@ class Admission:
                 num_data_slots=run.config.num_data_slots,
                 start_step=self._start_step(member),
                 peer_address=member.peer_address,
+                donated=member.donated,
             ),
         )
 
@@ -267,6 +271,7 @@ class Admission:
             return
         finished = member.state == FINISHING
         member.state = state
+        run.record_join(member, member.generation)
         if state == GONE:
             member.account.ended = "unsent"
             if finished:

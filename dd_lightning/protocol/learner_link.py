@@ -17,6 +17,7 @@ from torch import Tensor
 from dd_lightning.protocol.config import SyncerConfig, Timeouts
 from dd_lightning.protocol.held import Held, Snapshot
 from dd_lightning.protocol.id_wait import IdWait
+from dd_lightning.protocol.inner_link import InnerLink
 from dd_lightning.protocol.link_actions import (
     Deliver,
     Fail,
@@ -25,20 +26,20 @@ from dd_lightning.protocol.link_actions import (
     Reconnect,
     Send,
     Upload,
+    stamped,
 )
 from dd_lightning.protocol.messages import (
-    Applied,
-    Checkpointed,
     Closed,
     Contribution,
+    DonateState,
     Finish,
     FinishNow,
     Fragment,
     Goodbye,
     Initial,
+    Inner,
     Join,
     Message,
-    Nothing,
     Payload,
     Pong,
     Pull,
@@ -48,6 +49,8 @@ from dd_lightning.protocol.messages import (
     Released,
     RoundKey,
     SendInitial,
+    StateChunk,
+    StateOver,
     Verdict,
     Welcome,
 )
@@ -85,6 +88,7 @@ class LearnerLink:
         self.attempts = 0
         self.last_error = ""
         self.progress = ProgressReport()
+        self.inner = InnerLink(join.wants_state)
         self._template = join
         self._held = Held(join.step, join.odometer, (), ())
         self._number = 0
@@ -170,7 +174,10 @@ class LearnerLink:
             self._missing = set(range(len(welcome.fragments)))
         if self._connect_by is not None:
             self._connect_by = now + self._connect_timeout_s
+        self.inner.welcomed(welcome)
         self._actions.append(Deliver(welcome))
+        if self.inner.described is not None:
+            self._send(self.inner.described)
         self._send_progress(now)
         if self._finish is not None:
             self._send(self._finish)
@@ -202,7 +209,12 @@ class LearnerLink:
             self._keep_uploads(lambda s: s.fragment != message.fragment or s.round != key)
         elif isinstance(message, Released):
             self._drop(ENDED)
-        elif not isinstance(message, SendInitial | FinishNow):
+        elif isinstance(message, DonateState):
+            if not self.inner.begins(message):
+                return
+        elif isinstance(message, StateOver):
+            self.inner.over(message)
+        elif not isinstance(message, SendInitial | FinishNow | StateChunk):
             return  # not for a learner
         self._actions.append(Deliver(message, payload))
 
@@ -235,10 +247,15 @@ class LearnerLink:
         if self.phase == ATTACHED:
             self._uploads.append(InitialValues(fragment, values))
 
-    def say(self, message: Nothing | Applied | Checkpointed) -> None:
+    def say(self, message: Message) -> None:
         """Send now; while detached it is left out, since the next join states what is held."""
         if self.phase == ATTACHED:
             self._send(message)
+
+    def describe(self, inner: Inner) -> None:
+        """Say now, and after every join from now on, what the inner optimizer is."""
+        self.inner.described = inner
+        self.say(inner)
 
     def finish(self, held: Held, reason: str, now: float) -> None:
         """The last inner step is done. Said again after every join from now on."""
@@ -258,7 +275,7 @@ class LearnerLink:
     @property
     def has_uploads(self) -> bool:
         """Whether something waits for the data channel."""
-        return bool(self._uploads)
+        return bool(self._uploads) or self.inner.ready
 
     def next_upload(self) -> Upload | None:
         """The next contribution to encode and send; ask only when the data channel is free."""
@@ -266,25 +283,7 @@ class LearnerLink:
 
     def stamp(self, upload: Upload, payload: Payload) -> Contribution | Initial:
         """The header of an upload under the current generation."""
-        if isinstance(upload, InitialValues):
-            return Initial(generation=self.generation, fragment=upload.fragment, payload=payload)
-        epoch, round_ = upload.round
-        return Contribution(
-            generation=self.generation,
-            epoch=epoch,
-            round=round_,
-            fragment=upload.fragment,
-            step=upload.step,
-            steps=upload.steps,
-            tokens=upload.tokens,
-            odometer=upload.odometer,
-            base=upload.base,
-            payload=payload,
-            fingerprint=self.fingerprint,
-            boundary_wait_s=upload.boundary_wait_s,
-            final=upload.final,
-            unasked=upload.unasked,
-        )
+        return stamped(upload, payload, self.generation, self.fingerprint)
 
     # ------------------------------------------------------------------ time
 
@@ -362,7 +361,12 @@ class LearnerLink:
                     odometer=held.odometer,
                     versions=held.versions,
                     pending=held.pending if continues else (),
-                    state_from="self" if continues else self._template.state_from,
+                    wants_state=self.inner.wants_state,
+                    state_from=(
+                        "self"
+                        if continues and not self.inner.wants_state
+                        else self._template.state_from
+                    ),
                 )
             )
         )
@@ -385,6 +389,7 @@ class LearnerLink:
     def _drop(self, phase: str) -> None:
         self.phase = phase
         self._uploads.clear()
+        self.inner.drop()
 
     def _reconnect(self, reason: str) -> None:
         self.last_error = reason

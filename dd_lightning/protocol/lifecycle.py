@@ -67,6 +67,7 @@ class Lifecycle:
             return
         left_training = member.state == TRAINING
         member.state = state
+        self.run.record_join(member, member.generation)
         self.run.record(
             "state",
             learner=member.learner,

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from dd_lightning.protocol.held import Snapshot
-from dd_lightning.protocol.messages import Message
+from dd_lightning.protocol.messages import Contribution, Initial, Message, Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,28 @@ class InitialValues:
 
 
 Upload = Snapshot | InitialValues
+
+
+def stamped(
+    upload: Upload, payload: Payload, generation: int, fingerprint: str
+) -> Contribution | Initial:
+    """The header of an upload under a generation."""
+    if isinstance(upload, InitialValues):
+        return Initial(generation=generation, fragment=upload.fragment, payload=payload)
+    epoch, round_ = upload.round
+    return Contribution(
+        generation=generation,
+        epoch=epoch,
+        round=round_,
+        fragment=upload.fragment,
+        step=upload.step,
+        steps=upload.steps,
+        tokens=upload.tokens,
+        odometer=upload.odometer,
+        base=upload.base,
+        payload=payload,
+        fingerprint=fingerprint,
+        boundary_wait_s=upload.boundary_wait_s,
+        final=upload.final,
+        unasked=upload.unasked,
+    )

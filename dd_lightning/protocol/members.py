@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from dd_lightning.protocol.accounts import Account
 from dd_lightning.protocol.estimates import Lateness, StepTime
@@ -73,6 +74,9 @@ class Member:
     released: bool = False
     told_to_finish: str = ""  # and why
     stats_s: float = 0.0
+    optimizer: str = ""  # digest of its inner optimizer's description, "": not told
+    donated: bool = False  # was told to wait for a peer's inner state
+    join_row: dict[str, Any] | None = None  # for the tape, once it is known where its state is from
 
     @property
     def live(self) -> bool:

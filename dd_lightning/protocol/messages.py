@@ -10,62 +10,37 @@ delaying or reordering them changes nothing but time (`dd_lightning/README.md`).
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
+
+from dd_lightning.protocol.inner_messages import (
+    DonateState,
+    Inner,
+    StateChunk,
+    StateFailed,
+    StateLoaded,
+    StateOver,
+    StateReceived,
+)
+from dd_lightning.protocol.message_base import (
+    Count,
+    Message,
+    Name,
+    Payload,
+    RoundKey,
+    Seconds,
+    TensorInfo,
+    Version,
+)
+from dd_lightning.protocol.message_base import TensorPart as TensorPart  # for who describes bytes
+from dd_lightning.protocol.operator_messages import Answer, Query
 
 PROTOCOL_VERSION = 1
 CHECKSUM_BYTES = 4
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""Whatever counts up; no sum or product of a few leaves what the syncer's arithmetic takes."""
-
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-"""A duration. NaN and infinity are refused: one in a moving average would stay there for ever."""
-
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-"""Of a learner or an incarnation: on every row of the tape and in every table."""
-
-Version = tuple[int, int]
-"""(epoch of the syncer, number of merges this fragment has seen); compares lexicographically."""
-
-RoundKey = tuple[int, int]
-"""(epoch, round number); what a tape and `merged_upto` name a round by."""
-
 HELD = "held"
 """`Pull.base` of a first pull after a re-attach: answer with whatever the learner holds."""
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Base of all messages."""
-
-
-class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of the layout, by its canonical name and full (unsharded) shape."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str = "parameter"  # "parameter" | "embedding" (always averaged) | "buffer"
-    module: str = ""  # of a buffer: canonical name of its module's first parameter, or ""
-
-
-class TensorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one tensor lies in a payload: `length` elements from flat element `offset` on."""
-
-    name: str
-    dtype: str
-    offset: int
-    length: int
-
-
-class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes the bytes that travel beside a header."""
-
-    codec: str  # name of the codec: "none" | "bf16"
-    kind: str  # "values" | "delta" (base minus values; parameters only, buffers are always values)
-    parts: tuple[TensorPart, ...]
-    num_bytes: int
-    digest: str  # crc32 of the bytes, eight hex digits
 
 
 # --------------------------------------------------------------------- learner to syncer
@@ -95,6 +70,7 @@ class Join(Message):
     pending: tuple[tuple[Count, Count], ...] = ()  # (c_steps, c_tokens) per fragment
     state_from: str = "cold"  # self | checkpoint | peer | cold
     state_step: Count = 0
+    wants_state: bool = False  # has no inner state of its own: a peer's is welcome
     data_position: Count = 0
     data_slot: int | None = None
     strategy: str = ""
@@ -235,6 +211,7 @@ class Welcome(Message):
     num_data_slots: int
     start_step: int  # inner steps the schedule of a newcomer starts at (the run's clock)
     peer_address: str  # where the learner's connection comes from, as the syncer sees it
+    donated: bool = False  # a peer's inner state comes, or `StateOver` says that none does
 
 
 class Refused(Message):
@@ -322,27 +299,6 @@ class Pong(Message):
     ping: int
 
 
-# --------------------------------------------------------------------- operator and syncer
-
-
-class Query(Message):
-    """Operator to syncer, over a control connection that never joined. Answered by `Answer`.
-
-    `what`: "status" | "checkpoint"; any other is answered with an error in words.
-    """
-
-    number: Count
-    what: Annotated[str, msgspec.Meta(max_length=40)]
-
-
-class Answer(Message):
-    """Syncer to operator. `body`: plain JSON values; `error`: why there is none, "" when fine."""
-
-    number: int
-    body: dict[str, Any] = {}
-    error: str = ""
-
-
 TO_SYNCER = (
     Join
     | Initial
@@ -353,6 +309,11 @@ TO_SYNCER = (
     | Applied
     | Checkpointed
     | Finish
+    | Inner
+    | StateChunk
+    | StateReceived
+    | StateLoaded
+    | StateFailed
     | Goodbye
 )
 TO_LEARNER = (
@@ -366,6 +327,9 @@ TO_LEARNER = (
     | Closed
     | FinishNow
     | Released
+    | DonateState
+    | StateChunk
+    | StateOver
     | Pong
 )
 

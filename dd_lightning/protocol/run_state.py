@@ -82,6 +82,13 @@ class RunState:
         """To the tape."""
         self.actions.append(Record(event, fields))
 
+    def record_join(self, member: Member, generation: int, **decided: Any) -> None:
+        """The join of a learner that waited for a peer's state, with the time of its arrival: where
+        its state came from is known now (cold, if nothing was decided). Once per generation."""
+        if member.generation == generation and member.join_row is not None:
+            row, member.join_row = member.join_row, None
+            self.record("join", **row | decided)
+
     def warn_once(self, key: str, text: str) -> None:
         """Tell the operator, once per key."""
         if key not in self.warned:

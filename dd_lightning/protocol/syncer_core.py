@@ -17,6 +17,7 @@ from dd_lightning.protocol.admission import Admission
 from dd_lightning.protocol.advice import Advice
 from dd_lightning.protocol.conductor import Conductor
 from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.protocol.donations import Donations
 from dd_lightning.protocol.endgame import Endgame
 from dd_lightning.protocol.layout import build_layout
 from dd_lightning.protocol.lifecycle import Lifecycle
@@ -36,12 +37,17 @@ from dd_lightning.protocol.messages import (
     Finish,
     Goodbye,
     Initial,
+    Inner,
     Join,
     Message,
     Nothing,
     Progress,
     Received,
     Rejoin,
+    StateChunk,
+    StateFailed,
+    StateLoaded,
+    StateReceived,
     TensorInfo,
     Version,
 )
@@ -76,6 +82,7 @@ class SyncerCore:
         self.lifecycle = Lifecycle(self.run, self.admission, self.conductor)
         self.advice = Advice(self.run)
         self.endgame = Endgame(self.run, self.conductor)
+        self.donations = Donations(self.run)
         if restored is not None:
             self.endgame.saved_merges = self.run.merges
         self.run.record("syncer_start", epoch=epoch, versions=[list(v) for v in self.run.versions])
@@ -88,6 +95,11 @@ class SyncerCore:
             Applied: self._applied,
             Checkpointed: self._checkpointed,
             Finish: self._finish,
+            Inner: lambda m, message, now, _: self.donations.described(m, message, now),
+            StateChunk: lambda m, message, now, data: self.donations.chunk(m, message, data, now),
+            StateReceived: lambda m, message, now, _: self.donations.received(m, message, now),
+            StateLoaded: lambda m, message, now, _: self.donations.loaded(m, message, now),
+            StateFailed: lambda m, message, now, _: self.donations.failed(m, message, now),
             Goodbye: self._goodbye,
         }
 
@@ -215,7 +227,7 @@ class SyncerCore:
         if self.conductor.grace_over(now):
             return now
         times = self.conductor.deadlines(now) + self.endgame.deadlines(now)
-        times += self.admission.refused.deadlines()
+        times += self.admission.refused.deadlines() + self.donations.deadlines()
         if self.admission.initial_deadline is not None:
             times.append(self.admission.initial_deadline)
         for member in self.run.live:
@@ -304,7 +316,9 @@ class SyncerCore:
         self.endgame.end(now)
         if self.endgame.over:
             self.admission.refused.close()
+            self.donations.close()
         self.endgame.checkpoint(now)
+        self.donations.settle(now)
         self._pump(now)
         for member in run.live:
             if member.state != JOINING and now - member.stats_s >= STATS_EVERY_S:

@@ -36,6 +36,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "dead": ("learner", "generation", "cause"),
     "refused": ("reason", "count"),
     "warning": ("text",),
+    "donation": ("learner", "donor", "transfer", "outcome"),
     "learner_checkpoint": ("learner", "generation", "step"),
     "learner_stats": ("learner", "generation", "step", "odometer"),
     "round_open": ("epoch", "round", "fragment", "roster", "quorum"),

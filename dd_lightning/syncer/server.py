@@ -20,6 +20,7 @@ from dd_lightning.protocol.actions import (
     Done,
     Merge,
     Record,
+    RelayState,
     Send,
     SendFragment,
     SetInitial,
@@ -32,6 +33,7 @@ from dd_lightning.protocol.messages import (
     Initial,
     Join,
     Query,
+    StateChunk,
     Welcome,
 )
 from dd_lightning.protocol.syncer_core import SyncerCore
@@ -212,7 +214,8 @@ class SyncerServer:
         if isinstance(message, Join) and _is_16_bit(message.dtype):
             self.keep_versions = True
         peer = self._channel.peer_address(arrival.session) if isinstance(message, Join) else ""
-        self.core.receive(arrival.session, message, now, payload, peer)
+        data = arrival.payload if isinstance(message, StateChunk) else payload
+        self.core.receive(arrival.session, message, now, data, peer)
 
     def _payload_reader(self) -> PayloadReader:
         if self._reader is None:
@@ -303,6 +306,8 @@ class SyncerServer:
                 self._channel.send(session, message)
             case SendFragment():
                 self._send_fragment(action)
+            case RelayState(session, message, payload):
+                self._outgoing.relay(session, message, payload)
             case Merge() | WriteCheckpoint():
                 self._stream.put(action)
             case SetInitial(fragment, payload, _):
