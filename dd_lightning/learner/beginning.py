@@ -10,20 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dd_lightning.learner.comm import Channel
+from dd_lightning.learner.dialing import Bounds, Dialer
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.snapshots import ModelValues
 from dd_lightning.learner.surroundings import Sockets
-from dd_lightning.protocol.config import Timeouts
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import Join, TensorInfo
 from dd_lightning.transport.keys import load_dial_keys
 
 if TYPE_CHECKING:
     from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
+    from dd_lightning.transport.learner_channel import LearnerChannel
+    from dd_lightning.transport.rendezvous import Rendezvous
 
 WIDEST_BYTES = 8  # of an element: float64
-SILENCE_S = 0.5  # longer than the round trips that a proxy delays a close by
 
 
 def open_session(
@@ -91,7 +91,7 @@ def _join(
     )
 
 
-def dialer(address: str, tensors: tuple[TensorInfo, ...], key: str = "") -> Callable[[], Channel]:
+def dialer(address: str, tensors: tuple[TensorInfo, ...], key: str = "") -> Dialer:
     """Makes channels to whatever syncer the rendezvous at `address` names now.
 
     Args:
@@ -105,12 +105,16 @@ def dialer(address: str, tensors: tuple[TensorInfo, ...], key: str = "") -> Call
     keys = load_dial_keys(Path(key)) if key else None
     most_bytes = WIDEST_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
 
-    silence_s = 0.0  # from the second time on: is it a proxy or tunnel whose syncer is away?
+    def open_channel(
+        found: Rendezvous, silence_s: Callable[[], float], bounds: Bounds
+    ) -> LearnerChannel:
+        return LearnerChannel(
+            found,
+            max_message_bytes=most_bytes,
+            keys=keys,
+            silence_s=silence_s,
+            dial_timeout_s=bounds.dial_s,
+            connect_timeout_s=bounds.whole_s,
+        )
 
-    def dial() -> Channel:
-        nonlocal silence_s
-        before, silence_s = silence_s, SILENCE_S
-        found = lookup(address, Timeouts().store, before)
-        return LearnerChannel(found, max_message_bytes=most_bytes, keys=keys)
-
-    return dial
+    return Dialer(lambda timeout_s, before_s: lookup(address, timeout_s, before_s), open_channel)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5  # at most; deadlines and `wake` make it shorter
 UPLOAD_POLL_S = 0.005  # while a contribution waits for the data channel to be free
-BACKOFF_S = (0.05, 2.0)  # first and longest pause between two attempts
+BACKOFF_S = (0.05, 1.0)  # first and longest pause between two attempts
 
 
 class Channel(Protocol):
@@ -163,7 +163,10 @@ class CommThread:
         try:
             channel = self._dial()
         except OSError as error:
-            self._back_off()
+            if isinstance(error, TimeoutError):  # it has waited: the next try may be the one
+                self._dial_at_s = self.clock() + BACKOFF_S[0]
+            else:
+                self._back_off()
             cause = f"{type(error).__name__}: {error}"
             if isinstance(error, PermissionError):  # a key that the syncer does not let in
                 self._link.kept_out(cause, self.clock())

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dd_lightning.learner.comm import Channel, CommThread
+from dd_lightning.learner.dialing import Dialer
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import TensorInfo
 
@@ -51,4 +52,7 @@ class Sockets:
 
     def comm(self, link: LearnerLink, tensors: tuple[TensorInfo, ...]) -> CommThread:
         """A thread over real channels."""
-        return CommThread(link, self._dialer(tensors), tensors)
+        dial = self._dialer(tensors)
+        if isinstance(dial, Dialer):
+            dial.follow(lambda: link.timeouts)
+        return CommThread(link, dial, tensors)

@@ -23,6 +23,7 @@ WAIT_MODES = ("never", "overlap")
 LOST_QUORUM = ("degrade", "wait")
 DEFAULT_AVERAGE_TENSORS = r"(^|\.)(lm_head|head|unembed|output)\.weight$"
 DEFAULT_MIX_ALPHA = 0.5
+LEAST_SILENCE_S = 1.0
 MERGES_BELOW_WHICH_MOMENTUM_HURTS = 30
 
 
@@ -121,9 +122,10 @@ class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every bound on waiting, in seconds: heartbeat·3 <= lease < round < flush."""
+    """Every bound on waiting, in seconds: heartbeat·3, silence <= lease < round < flush."""
 
     heartbeat: float = 2.0  # the comm thread reports at least this often
+    silence: float = 2.0  # a learner that hears nothing at all for so long dials anew
     lease: float = 10.0  # without a report for so long a generation ends
     connect: float = 60.0  # a learner's first connection, and its first fragments
     start: float = 60.0  # rounds start with fewer than min_learners after this, with a warning
@@ -142,7 +144,14 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name)
             if not (0 < value < math.inf or (value == 0 and name == "rejoin")):  # NaN neither
                 _fail(f"timeouts.{name}", value, "seconds above 0, not infinite")
+        if self.silence < LEAST_SILENCE_S:
+            _fail(
+                "timeouts.silence",
+                self.silence,
+                f"at least {LEAST_SILENCE_S:g} (a sign of life comes twice a second)",
+            )
         for low, high, factor in (
+            ("silence", "lease", 1),
             ("heartbeat", "lease", 3),
             ("lease", "round", 1),
             ("reanchor", "round", 1),

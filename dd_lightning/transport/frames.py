@@ -21,7 +21,7 @@ HELLO = b""  # first frame on each connection: tells the syncer which session it
 
 MAX_HEADER_BYTES = 4 << 20  # a Join carries the table of tensors
 
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 0.5  # ZeroMQ's own, answered by its threads however busy the syncer is
 SILENCE_S = 10.0  # a control connection without any sign for so long is closed (either end)
 HANDSHAKE_S = 10.0  # a connection that does not finish its greeting is closed
 

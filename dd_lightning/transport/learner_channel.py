@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -18,6 +19,7 @@ from dd_lightning.transport.address import Address
 from dd_lightning.transport.curve import OVERHEAD_BYTES, about_keys, secure_dialer
 from dd_lightning.transport.frames import CONTROL, DATA, Arrival, Buffer, Disconnected
 from dd_lightning.transport.keys import DialKeys
+from dd_lightning.transport.liveness import since_heard_s
 from dd_lightning.transport.rendezvous import Rendezvous
 from dd_lightning.transport.wiring import FAILED, Monitor, Waker, readable
 
@@ -25,6 +27,8 @@ MAX_BATCH = 64
 GOODBYE_S = 0.5  # at most, for a goodbye to leave when the channel is closed
 OWN_KEY = "DD_KEY or key= to this learner"
 CONTROL_QUEUE = 1000  # messages
+LOOK_S = 0.25  # how often it is looked whether the path is alive
+STALL_S = 1.0  # not looked for so long: this process stood still, and the path may be alive
 DATA_QUEUE = 2  # messages not yet polled (sent: one, by `can_upload`); this bounds memory
 
 _EVENTS = (
@@ -45,11 +49,21 @@ class KeyRefused(ChannelError, PermissionError):
     """The syncer does not let this learner's key in: trying again will not help."""
 
 
+class ChannelTimeout(ChannelError, TimeoutError):
+    """Nothing answered in time: the path is dead, or the machine there."""
+
+
 class LearnerChannel:
     """Connects in at most `connect_timeout_s`; with `keys`, to the holder of the syncer's key only.
 
+    Args:
+        dial_timeout_s: bound on the TCP connections alone; None: none of their own.
+        silence_s: a connected channel on which nothing has come for so long ends, since TCP itself
+            would find a path that works again only up to twice the outage later. None: never.
+
     Raises:
         KeyRefused: the syncer has this learner's key not on its allow-list.
+        ChannelTimeout: nothing answered in time.
         ChannelError: no connection came about for another reason.
     """
 
@@ -60,6 +74,8 @@ class LearnerChannel:
         max_message_bytes: int,
         connect_timeout_s: float = 5.0,
         keys: DialKeys | None = None,
+        dial_timeout_s: float | None = None,
+        silence_s: Callable[[], float] | None = None,
     ) -> None:
         self.address = Address(rendezvous.host, rendezvous.channel_port)
         self.session = secrets.token_bytes(frames.TOKEN_BYTES).hex()
@@ -73,6 +89,10 @@ class LearnerChannel:
         self._monitors: dict[bytes, Monitor] = {}
         self._upload: zmq.MessageTracker | None = None
         self._ended: str | None = None
+        self.was_silent = False  # what ended it
+        self._silence_s = silence_s
+        self._descriptors: dict[bytes, int] = {}
+        self._looked_s = self._watched_s = time.monotonic()
         self._reported = False
         self._linger_s = 0.0
         self._up = self._down = 0
@@ -81,7 +101,7 @@ class LearnerChannel:
         try:
             for role in (CONTROL, DATA):
                 self._open(role)
-            self._await_handshakes(connect_timeout_s)
+            self._await_handshakes(connect_timeout_s, dial_timeout_s or connect_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -111,30 +131,34 @@ class LearnerChannel:
         if role == DATA:
             self._poller.register(self._waker.reader, zmq.POLLIN)
 
-    def _await_handshakes(self, timeout_s: float) -> None:
+    def _await_handshakes(self, timeout_s: float, dial_timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
+        dialled_by = time.monotonic() + min(timeout_s, dial_timeout_s)
         waiting = {monitor.socket: role for role, monitor in self._monitors.items()}
         connected: set[bytes] = set()
         poller = zmq.Poller()
         for socket in waiting:
             poller.register(socket, zmq.POLLIN)
         while waiting:
-            remaining = deadline - time.monotonic()
+            stand = len(connected) == len(self._sockets)
+            remaining = (deadline if stand else dialled_by) - time.monotonic()
             ready = poller.poll(1000 * remaining) if remaining > 0 else []
             if not ready:
+                waited_s = timeout_s if stand else min(timeout_s, dial_timeout_s)
                 cause = (
                     "the connection was accepted but no syncer answered"
                     if connected
                     else ("nothing answered")
                 )
-                raise ChannelError(
-                    f"{self.address}: {cause} within {timeout_s:g} s.{self._about_keys}"
+                raise ChannelTimeout(
+                    f"{self.address}: {cause} within {waited_s:g} s.{self._about_keys}"
                 )
             for socket, _ in ready:
                 role = waiting[socket]
-                for event, _value in self._monitors[role].drain():
+                for event, value in self._monitors[role].drain():
                     if event == zmq.Event.CONNECTED:
                         connected.add(role)
+                        self._descriptors[role] = value
                     elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                         poller.unregister(socket)
                         del waiting[socket]
@@ -173,7 +197,7 @@ class LearnerChannel:
             remaining = deadline - time.monotonic()
             if events or woken or remaining <= 0:
                 return events
-            self._poller.poll(1000 * remaining)
+            self._poller.poll(1000 * (remaining if self._silence_s is None else LOOK_S))
 
     def _collect(self) -> list[Arrival | Disconnected]:
         events: list[Arrival | Disconnected] = []
@@ -182,6 +206,7 @@ class LearnerChannel:
         for role, monitor in self._monitors.items():
             for event, _value in monitor.drain():
                 self._end(f"{_NAMES[role]} connection to {self.address}: {event.name.lower()}")
+        self._look()
         drained = all([self._receive(role, events) for role in (CONTROL, DATA)])
         if self._ended is not None and drained:
             self._reported = True
@@ -189,6 +214,21 @@ class LearnerChannel:
             self._poller.register(self._waker.reader, zmq.POLLIN)
             events.append(Disconnected(self.session, self._ended))
         return events
+
+    def _look(self) -> None:
+        """Ends a channel whose path has been silent too long."""
+        now = time.monotonic()
+        since_s = now - self._looked_s
+        if self._silence_s is None or since_s < LOOK_S / 2 or self._ended is not None:
+            return
+        self._looked_s = now
+        if since_s > STALL_S:
+            self._watched_s = now
+        heard = [since_heard_s(fd) for fd in self._descriptors.values()]
+        silent_s = min([now - self._watched_s, *(0.0 if one is None else one for one in heard)])
+        if silent_s >= self._silence_s():
+            self.was_silent = True
+            self._end(f"nothing has come from {self.address} for {silent_s:.1f} s: a dead path")
 
     def _receive(self, role: bytes, events: list[Arrival | Disconnected]) -> bool:
         """Takes what has come over one connection; False if there may be more."""

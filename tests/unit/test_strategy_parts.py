@@ -303,7 +303,7 @@ def test_a_channel_takes_whatever_the_model_can_need(monkeypatch):
     monkeypatch.setattr(
         learner_channel,
         "LearnerChannel",
-        lambda found, max_message_bytes, keys: made.append(max_message_bytes),
+        lambda found, max_message_bytes, **_: made.append(max_message_bytes),
     )
     dialer(ADDRESS, (TensorInfo("a", (2**20, 2**10)), TensorInfo("b", (2**30,))))()
     assert made == [8 * 2**31]  # not what this version's default setting says

@@ -1,0 +1,122 @@
+"""Dialling the syncer, one bounded attempt a call: where it was, else where it is now.
+
+After an outage nobody should wait for the kernel: a connection that lived through it is used again
+only at TCP's next retransmission, a SYN is sent again after 1, 3, 7 s. Hence short attempts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dd_lightning.protocol.config import Timeouts
+
+log = logging.getLogger(__name__)
+
+FIRST_S = 5.0  # the first connection's whole handshake, of which nothing is known yet
+SHORTEST_S, LONGEST_S = 0.5, 1.0  # TCP connection of a later attempt
+TIMES_MEASURED = 3.0  # a handshake may take so many times what the last one took
+GENEROUS_EVERY = 30  # attempts without an answer: one is as patient as the first, and looks anew
+LISTEN_S = 0.5  # to a store's connection before asking: longer than a proxy delays a close by
+MOST_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one attempt, seconds: its TCP connections, and all of it."""
+
+    dial_s: float
+    whole_s: float
+
+
+class Dialled(Protocol):
+    """A channel; whether silence ended it."""
+
+    was_silent: bool
+
+
+class Dialer:
+    """Call it for a channel; it raises OSError where there is none, within the bounds.
+
+    Args:
+        look_up: the rendezvous, from (timeout, seconds to hear first whether it closes).
+        open_channel: a channel from (rendezvous, patience with a silent path, bounds).
+    """
+
+    def __init__(
+        self,
+        look_up: Callable[[float, float], Any],
+        open_channel: Callable[[Any, Callable[[], float], Bounds], Dialled],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look_up, self._open_channel, self._clock = look_up, open_channel, clock
+        self._timeouts: Callable[[], Timeouts] = Timeouts
+        self._known: Any = None  # the rendezvous of the last channel
+        self._took_s = FIRST_S / TIMES_MEASURED  # the fastest handshake so far
+        self._unanswered = 0  # attempts in a row
+        self._listen_s = 0.0  # from the second time on
+        self._last: Dialled | None = None
+        self._false_alarms = 0  # in a row: silences that were none
+
+    def follow(self, timeouts: Callable[[], Timeouts]) -> None:
+        """Take timeouts from there: the run's are known from the first welcome on."""
+        self._timeouts = timeouts
+
+    def patience_s(self) -> float:
+        """How long a channel may be silent. It doubles with each false alarm: a path that answers
+        the first attempt at once was only slow, and dropping it costs the upload under way."""
+        doubled = self._timeouts().silence * 2**self._false_alarms
+        return min(doubled, max(MOST_PATIENCE_S, self._timeouts().silence))
+
+    def __call__(self) -> Any:
+        """One attempt. Raises OSError (a TimeoutError where nothing answered)."""
+        try:
+            channel = self._attempt()
+        except TimeoutError:
+            self._unanswered += 1
+            self._false_alarms = 0
+            self._last = None
+            raise
+        except OSError:
+            self._last = None
+            raise
+        if self._last is not None and self._last.was_silent:
+            self._false_alarms += 1
+        self._unanswered = 0
+        self._last = channel
+        return channel
+
+    def _attempt(self) -> Dialled:
+        if self._known is not None and not self._is_generous:
+            try:
+                return self._open(self._known)
+            except (TimeoutError, PermissionError):
+                raise
+            except OSError:
+                log.debug("nobody is where the syncer was; asking the rendezvous", exc_info=True)
+        listen_s, self._listen_s = self._listen_s, LISTEN_S
+        found = self._look_up(self._timeouts().store, listen_s)
+        channel = self._open(found)
+        self._known = found
+        return channel
+
+    @property
+    def _is_generous(self) -> bool:
+        return self._unanswered % GENEROUS_EVERY == GENEROUS_EVERY - 1
+
+    def _open(self, found: Any) -> Dialled:
+        began_s = self._clock()
+        channel = self._open_channel(found, self.patience_s, self._bounds())
+        self._took_s = min(self._took_s, self._clock() - began_s)
+        return channel
+
+    def _bounds(self) -> Bounds:
+        """Later attempts grow from what the last handshake took; a busy machine needs more."""
+        if self._known is None or self._is_generous:
+            return Bounds(FIRST_S, FIRST_S)
+        expected_s = TIMES_MEASURED * self._took_s * (1 + 0.5 * min(self._unanswered, 2))
+        dial_s = min(max(expected_s, SHORTEST_S), LONGEST_S)
+        return Bounds(dial_s, min(max(expected_s, dial_s), FIRST_S))
