@@ -16,11 +16,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import yaml
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from dd_lightning.chaos.callback import FaultCallback
 from dd_lightning.chaos.plan import FaultPlan
+from dd_lightning.launch.data_slot import DataSlot, number_of, wanted_slot
+from dd_lightning.launch.leaving import Checkpoints, run_until_told
 from dd_lightning.launch.settings import learner_values, run_shape
 from dd_lightning.launch.step_floor import StepFloor
 from dd_lightning.launch.task import build_data, build_module, takes_slots
@@ -40,10 +42,11 @@ def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) ->
     """
     values = learner_values(values, learner)
     slots = values["algorithm"]["max_learners"] or values["learners"]
+    slot = wanted_slot(learner, folder, slots)
     # learners differ in dropout and augmentation; all begin from the Θ that the syncer hands out
-    pl.seed_everything(values["seed"] + int(learner), workers=True)
+    pl.seed_everything(values["seed"] + number_of(learner), workers=True)
     module = build_module(values)
-    data = build_data(values, int(learner), slots)
+    data = build_data(values, slot or 0, slots)  # `DataSlot` corrects it after the join
     trainer = pl.Trainer(
         **values["trainer"],
         devices=values["learner"]["devices"],
@@ -52,7 +55,7 @@ def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) ->
             learner=learner,
             data="none" if takes_slots(values) else "shard",
             connect_timeout=values["timeouts"]["connect"],
-            data_slot=int(learner),
+            data_slot=slot,
         ),
         default_root_dir=str(folder),
         logger=_logger(values["logger"], folder),
@@ -69,14 +72,15 @@ def _logger(loggers: Mapping[str, Any] | None, folder: Path) -> CSVLogger | bool
 
 
 def _callbacks(values: Mapping[str, Any], learner: str, folder: Path) -> list[Callback]:
-    checkpoint = ModelCheckpoint(
+    checkpoint = Checkpoints(
         dirpath=str(folder / CHECKPOINTS),
         save_last=True,
         save_top_k=1,
         train_time_interval=timedelta(seconds=values["checkpoint"]["every_s"]),
     )
     floor_s = values["launcher"]["step_floor_s"]
-    callbacks = [checkpoint] + ([StepFloor(floor_s)] if floor_s > 0 else [])
+    slot = DataSlot(folder, takes_slots(values))
+    callbacks = [slot, checkpoint] + ([StepFloor(floor_s)] if floor_s > 0 else [])
     plan = FaultPlan.load(values["chaos"], run_shape(values))
     if plan.kinds:  # after the floor: what it lengthens is the padded step
         callbacks.append(FaultCallback(plan, learner, folder.parent.parent))
@@ -87,14 +91,16 @@ def main(argv: list[str] | None = None) -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="the run folder's config.yaml")
-    parser.add_argument("--learner", required=True, help="id, 0 to M-1")
+    parser.add_argument(
+        "--learner", required=True, help="id: a planned one, 0 to M-1, or one of its own"
+    )
     arguments = parser.parse_args(argv)
     if "DD_SYNCER" not in os.environ:
         parser.error("DD_SYNCER is not set; give the syncer's address, as tcp://127.0.0.1:29400")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     values = yaml.safe_load(arguments.config.read_text())
     folder = arguments.config.absolute().parent / "learners" / arguments.learner
-    train(values, arguments.learner, folder, os.environ["DD_SYNCER"])
+    run_until_told(lambda: train(values, arguments.learner, folder, os.environ["DD_SYNCER"]))
 
 
 if __name__ == "__main__":

@@ -181,8 +181,8 @@ def end_all(stages: Iterable[Sequence[Child]], stage_s: float, timeout_s: float)
     """End children stage by stage; return the names of those that had to be killed.
 
     Each stage gets SIGTERM; the next one follows when it has ended or after `stage_s`. The last
-    stage, which writes what must not be lost, has until `timeout_s` after the call. Whoever is left
-    `stage_s` after its end is killed: an interpreter alone takes seconds to go on a busy machine.
+    stage, which writes what must not be lost, has until `timeout_s` after the call, and so has
+    whoever of an earlier one still writes; who is left then is killed.
     """
     deadline = time.monotonic() + timeout_s
     stages = [list(stage) for stage in stages]
@@ -192,8 +192,7 @@ def end_all(stages: Iterable[Sequence[Child]], stage_s: float, timeout_s: float)
             for child in stage:
                 child.terminate()
             _wait_all(stage, min(deadline, time.monotonic() + stage_s))
-        _wait_all(stages[-1], deadline)
-        _wait_all(children, min(deadline, time.monotonic() + stage_s))
+        _wait_all(children, deadline)
     finally:  # also where a second Ctrl-C cuts the waiting short
         killed = [child.name for child in children if child.exit_code() is None]
         for child in children:

@@ -6,18 +6,22 @@ is a ValueError with the setting's name, what was given and what is allowed.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import socket
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from dd_lightning.algorithm import CODECS, FRAGMENTERS, MERGE_RULES, check_outer, resolve
 from dd_lightning.chaos.plan import FaultPlan, RunShape
 from dd_lightning.launch import checks
 from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
-from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.protocol.config import SyncerConfig, Timeouts
 
 TOP_KEYS = (
     "mode",
@@ -107,7 +111,8 @@ def check(values: Mapping[str, Any]) -> Settings:
     network = WanProfile.from_config(values["network"])
     faults = FaultPlan.load(checks.get(values, "chaos"), run_shape(values))
     proxied = network.needs_proxy or faults.needs_proxy
-    return Settings(values, _syncer_config(values, proxied), network, faults)
+    settings = Settings(values, _syncer_config(values, proxied), network, faults)
+    return _awaiting_restarts(settings)
 
 
 def run_shape(values: Mapping[str, Any]) -> RunShape:
@@ -121,6 +126,25 @@ def run_shape(values: Mapping[str, Any]) -> RunShape:
         step_floor_s=values["launcher"]["step_floor_s"],
         first_checkpoint_s=values["checkpoint"]["every_s"],
         guarded=quorum if algorithm["max_norm_ratio"] is not None else 0,
+    )
+
+
+def _awaiting_restarts(settings: Settings) -> Settings:
+    """Where processes are started again, the run does not end while one may still come back."""
+    given = settings.syncer.timeouts.rejoin
+    needed = settings.launcher["restart_after_s"] + settings.syncer.timeouts.connect
+    if not settings.max_restarts or given >= needed:
+        return settings
+    if given != Timeouts().rejoin:
+        warnings.warn(
+            f"timeouts.rejoin={given:g} has no effect where processes are started again: it is "
+            f"launcher.restart_after_s + timeouts.connect = {needed:g} s.",
+            stacklevel=3,
+        )
+    timeouts = replace(settings.syncer.timeouts, rejoin=needed)
+    values = settings.values | {"timeouts": settings.values["timeouts"] | {"rejoin": needed}}
+    return dataclasses.replace(
+        settings, values=values, syncer=replace(settings.syncer, timeouts=timeouts)
     )
 
 

@@ -14,6 +14,7 @@ DONE, LEFT, RESTART, GIVE_UP = "done", "left", "restart", "give up"
 FINISHED_CODE = 0
 WRONG_SETTING_CODE = 2  # the same again however often it is started
 LEFT_CODE = 130  # it was told to end (SIGINT, SIGTERM) and did, in order
+LEFT_CODES = (LEFT_CODE, -signal.SIGTERM, -signal.SIGINT)  # the signals: before it had begun
 CRASH_LOOP = 5  # failed starts in a row with the same end
 MOST_BACK_OFF_S = 30.0
 ENOUGH_RESTARTS = 20  # `launcher.max_restarts: auto` where the chaos plan kills
@@ -63,7 +64,7 @@ class Supervisor:
         history = self._of(role)
         if code == FINISHED_CODE:
             return Verdict(DONE, "it has finished")
-        if code == LEFT_CODE:
+        if code in LEFT_CODES:
             return Verdict(LEFT, "it was told to end and left in order")
         if code == WRONG_SETTING_CODE:
             return Verdict(GIVE_UP, "a wrong setting: started again it would end the same way")

@@ -109,6 +109,13 @@ class DecoupledDiLoCoStrategy(Strategy):
         bases = [base for base in type(self).__mro__ if base.__module__.startswith("lightning.")]
         return bases[0].__name__
 
+    @property
+    def given_slot(self) -> int:
+        """The part of the data that the syncer gave this learner, once it has joined."""
+        welcome = self._joined.welcome
+        assert welcome is not None  # an open session has one
+        return welcome.data_slot
+
     # ------------------------------------------------------------------ beginning
 
     def model_to_device(self) -> None:

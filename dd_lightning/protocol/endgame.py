@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dd_lightning.protocol.actions import Done, WriteCheckpoint
 from dd_lightning.protocol.conductor import Conductor
-from dd_lightning.protocol.members import FINISHING, Final, Member, median_step
+from dd_lightning.protocol.members import FINISHING, JOINING, Final, Member, median_step
 from dd_lightning.protocol.messages import HELD, FinishNow, Nothing, Pull, Released
 from dd_lightning.protocol.rounds import Round
 from dd_lightning.protocol.run_state import RunState
@@ -151,7 +151,10 @@ class Endgame:
             self.alone_s = now
         budget = run.config.budget_tokens
         if budget is not None and run.tokens_merged >= budget:
-            self.tell(busy, f"budget.tokens={budget} merged")
+            # one that has just joined makes its first step: then a restart is known to have worked
+            patience_s = run.config.timeouts.finish
+            told = [m for m in busy if m.state != JOINING or now >= m.joined_s + patience_s]
+            self.tell(told, f"budget.tokens={budget} merged")
         elif self.alone_s is not None and now >= self.alone_s + run.config.timeouts.finish:
             self.tell(busy, "every other learner has finished")
 

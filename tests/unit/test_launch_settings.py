@@ -112,3 +112,23 @@ def test_wrong_overrides_of_a_learner_are_refused_before_the_run():
     settings = check(resolved(override))
     with pytest.raises(ValueError, match=r"task\.data\.batch_size is 0"):
         check_task(settings.values, settings.syncer.num_data_slots)
+
+
+def test_a_run_whose_processes_are_started_again_waits_for_them():
+    assert check(resolved()).syncer.timeouts.rejoin == 10
+    settings = check(resolved("launcher.max_restarts=2", "launcher.restart_after_s=3"))
+    assert settings.max_restarts == 2
+    assert settings.syncer.timeouts.rejoin == 63 == settings.values["timeouts"]["rejoin"]
+    longer = check(resolved("launcher.max_restarts=2", "timeouts.rejoin=100"))
+    assert longer.syncer.timeouts.rejoin == 100
+
+
+def test_a_shorter_wait_that_has_no_effect_is_said():
+    with pytest.warns(UserWarning, match=r"timeouts\.rejoin=20 has no effect.* = 61 s"):
+        check(resolved("launcher.max_restarts=2", "timeouts.rejoin=20"))
+
+
+def test_restarts_are_an_integer_or_auto():
+    assert check(resolved()).max_restarts == 0  # auto, and nobody is killed
+    with pytest.raises(ValueError, match=r"launcher\.max_restarts is 'all'; allowed: .*or auto"):
+        check(resolved("launcher.max_restarts=all"))

@@ -27,7 +27,7 @@ def test_a_killed_process_is_due_after_the_pause_and_handed_out_once():
     assert supervisor.waiting == [] and supervisor.restarts("syncer") == 1
 
 
-@pytest.mark.parametrize(("code", "what"), [(0, DONE), (130, LEFT), (2, GIVE_UP)])
+@pytest.mark.parametrize(("code", "what"), [(0, DONE), (130, LEFT), (-15, LEFT), (2, GIVE_UP)])
 def test_who_ended_by_itself_or_for_a_wrong_setting_is_not_started_again(code, what):
     supervisor = Supervisor(max_restarts=3, restart_after_s=1.0)
     assert supervisor.ended("learner 0", code, 0.0).what == what
