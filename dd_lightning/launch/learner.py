@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="the run folder's config.yaml")
     parser.add_argument(
-        "--learner", required=True, help="id: a planned one, 0 to M-1, or one of its own"
+        "--learner", required=True, help="id: 0 to M-1, or one of its own"
     )
     arguments = parser.parse_args(argv)
     if "DD_SYNCER" not in os.environ:
