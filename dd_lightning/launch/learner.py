@@ -91,9 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="the run folder's config.yaml")
-    parser.add_argument(
-        "--learner", required=True, help="id: 0 to M-1, or one of its own"
-    )
+    parser.add_argument("--learner", required=True, help="id: 0 to M-1, or one of its own")
     arguments = parser.parse_args(argv)
     if "DD_SYNCER" not in os.environ:
         parser.error("DD_SYNCER is not set; give the syncer's address, as tcp://127.0.0.1:29400")
