@@ -58,6 +58,7 @@ class LearnerSession:
         self.config = SyncerConfig()
         self.welcome: Welcome | None = None
         self.finish_reason = ""  # told to finish, and why
+        self.boundary_s: float | None = None  # what the last boundary took, waits not counted
         self.reset_inner = False  # the inner optimizer is to forget its state
         self._join, self._link, self._comm, self._values = join, link, comm, values
         self._ledger: LearnerLedger | None = None
@@ -102,6 +103,7 @@ class LearnerSession:
         """The boundary after an inner step: apply what has come, answer what was asked."""
         ledger = self._ledger
         assert ledger is not None
+        begun = self._comm.clock()
         ledger.stepped(tokens)
         self._drain()
         out = self._boundary()
@@ -110,6 +112,7 @@ class LearnerSession:
         waits = ledger.must_wait(now)
         self._hand_over(out)
         self._report("waiting" if waits else "training", seconds, loss)
+        self.boundary_s = self._comm.clock() - begun  # its report goes out with the next one
         if waits:
             self._wait_for_round(ledger)
 
@@ -300,4 +303,5 @@ class LearnerSession:
             step_seconds=seconds,
             seconds_stepping=self.clock.seconds_stepping,
             loss=loss,
+            boundary_s=self.boundary_s,
         )

@@ -174,6 +174,7 @@ class Admission:
     def _carry_over(previous: Member, member: Member) -> None:
         """What one process life keeps over its generations; estimates of lateness start anew."""
         member.steps = previous.steps
+        member.boundaries = previous.boundaries
         member.seconds_stepping = previous.seconds_stepping
         member.first_step_s = previous.first_step_s
         member.losses = previous.losses

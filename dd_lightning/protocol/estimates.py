@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from dd_lightning.algorithm import grace_window
 
 ALPHA = 0.125
+KEPT_STEPS = 2048  # whose durations the quantiles are of
 OUTLIER = 5.0  # step durations above so many running medians are left out
 
 
@@ -34,7 +35,7 @@ class StepTime:
 
     average: MovingAverage = field(default_factory=MovingAverage)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=31))
-    kept: deque[float] = field(default_factory=lambda: deque(maxlen=2048))
+    kept: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
 
     def add(self, seconds: float) -> None:
         """One finished step."""
@@ -54,10 +55,13 @@ class StepTime:
 
     def quantile(self, q: float) -> float | None:
         """Of the last 2048 steps, outliers included."""
-        if not self.kept:
-            return None
-        ordered = sorted(self.kept)
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+        return quantile(self.kept, q)
+
+
+def quantile(values: Iterable[float], q: float) -> float | None:
+    """The value that a share `q` of them does not exceed; None of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None
 
 
 @dataclass(slots=True)

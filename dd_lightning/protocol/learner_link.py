@@ -229,10 +229,14 @@ class LearnerLink:
         step_seconds: float | None = None,
         seconds_stepping: float = 0.0,
         loss: float | None = None,
+        boundary_s: float | None = None,
     ) -> None:
-        """What the learner holds after a boundary, and the step before it if there was one."""
+        """What the learner holds after a boundary, and the step before it if there was one.
+
+        `boundary_s`: what the boundary before that step took, without waits.
+        """
         self._held = held
-        urgent = self.progress.add(state, step_seconds, seconds_stepping, loss)
+        urgent = self.progress.add(state, step_seconds, seconds_stepping, loss, boundary_s)
         if self.phase == ATTACHED and (urgent or self.progress.is_due(now)):
             self._send_progress(now)
 

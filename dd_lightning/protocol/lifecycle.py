@@ -43,6 +43,7 @@ class Lifecycle:
         if message.step > member.step and member.state != FINISHING:
             for seconds in message.step_seconds:
                 member.steps.add(seconds)
+            member.boundaries.extend(message.boundary_seconds)
             member.coalesced_most = max(member.coalesced_most, message.step - member.step)
             if member.clock_base is None:
                 member.clock_base = self.run.clock.value - member.join.step

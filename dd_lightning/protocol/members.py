@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from dd_lightning.protocol.accounts import Account
-from dd_lightning.protocol.estimates import Lateness, StepTime
+from dd_lightning.protocol.estimates import KEPT_STEPS, Lateness, StepTime
 from dd_lightning.protocol.messages import Join, Pull, Version
 from dd_lightning.protocol.outbox import Outbox
 
@@ -63,6 +63,7 @@ class Member:
     withheld: set[int] = field(default_factory=set)  # not sent before a round of it has closed
     outbox: Outbox = field(default_factory=Outbox)
     steps: StepTime = field(default_factory=StepTime)
+    boundaries: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))  # seconds
     lateness: Lateness = field(default_factory=Lateness)
     rho: deque[float] = field(default_factory=deque)
     took_part: deque[bool] = field(default_factory=deque)

@@ -92,7 +92,8 @@ class Progress(Message):
     """Coalesced report after inner steps; also the heartbeat (`step` unchanged then).
 
     `state`: "training" | "paused" | "waiting" (inside a step boundary under `wait: overlap`).
-    `step_seconds`: durations of the steps finished since the last report.
+    `step_seconds`: durations of the steps finished since the last report. `boundary_seconds`: of
+    the boundaries before them, as far as no wait is in them.
     """
 
     generation: Count
@@ -100,6 +101,7 @@ class Progress(Message):
     odometer: Count
     state: str = "training"
     step_seconds: tuple[Seconds, ...] = ()
+    boundary_seconds: tuple[Seconds, ...] = ()
     seconds_stepping: Seconds = 0.0  # of this incarnation, as `design.md` defines it
     losses: tuple[float, ...] = ()  # training loss of (at most) the last 20 steps
     ping: Count = 0  # number of this report, answered by `Pong` when > 0

@@ -8,6 +8,7 @@ from typing import Any
 from dd_lightning.protocol.accounts import element_weighted
 from dd_lightning.protocol.advice import Advice
 from dd_lightning.protocol.conductor import Conductor
+from dd_lightning.protocol.estimates import quantile
 from dd_lightning.protocol.members import LOST, Member
 from dd_lightning.protocol.rounds import Round
 from dd_lightning.protocol.run_state import RunState
@@ -27,12 +28,18 @@ def learner_stats(member: Member, conductor: Conductor) -> dict[str, Any]:
         "last_report_s": member.reported_s,
         "step_seconds_p50": member.steps.quantile(0.5),
         "step_seconds_p99": member.steps.quantile(0.99),
+        "boundary_ms_p50": _milliseconds(quantile(member.boundaries, 0.5)),
+        "boundary_ms_p99": _milliseconds(quantile(member.boundaries, 0.99)),
         "rtt_ms_p50": member.rtt_ms,
         "rho": member.rho_s,
         "loss": fmean(member.losses) if member.losses else None,
         "steps_unreported_max": member.coalesced_most + 1 if member.state == LOST else 0,
         "version_gap": version_gap(member, conductor.run),
     }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000.0 * seconds
 
 
 def version_gap(member: Member, run: RunState) -> int:

@@ -23,6 +23,7 @@ class ProgressReport:
     seconds_stepping: float = 0.0
     fresh: bool = False  # something happened since the last report
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS_KEPT))
+    boundary_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS_KEPT))
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
     round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS))
     _sent_s: float = float("-inf")
@@ -31,13 +32,20 @@ class ProgressReport:
     _under_way: dict[int, float] = field(default_factory=dict)  # ping: when it was sent
 
     def add(
-        self, state: str, step_seconds: float | None, seconds_stepping: float, loss: float | None
+        self,
+        state: str,
+        step_seconds: float | None,
+        seconds_stepping: float,
+        loss: float | None,
+        boundary_s: float | None = None,
     ) -> bool:
         """Take in a report of the training side; True when it is to be sent at once."""
         urgent = state != self.state
         self.state, self.seconds_stepping, self.fresh = state, seconds_stepping, True
         if step_seconds is not None:
             self.step_seconds.append(step_seconds)
+            if boundary_s is not None:
+                self.boundary_seconds.append(boundary_s)
         if loss is not None:
             self.losses.append(loss)
         return urgent
@@ -64,6 +72,7 @@ class ProgressReport:
             odometer=odometer,
             state=self.state,
             step_seconds=tuple(self.step_seconds),
+            boundary_seconds=tuple(self.boundary_seconds),
             seconds_stepping=self.seconds_stepping,
             losses=tuple(self.losses),
             ping=ping,
@@ -71,6 +80,7 @@ class ProgressReport:
             last_error=last_error,
         )
         self.step_seconds.clear()
+        self.boundary_seconds.clear()
         self.fresh, self._sent_s = False, now
         return report
 

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 
 from dd_lightning.report.observer import Event, Observer, finite
 
-MEASURED = ("step_seconds_p50", "step_seconds_p99", "rtt_ms_p50", "rho")
+MEASURED = (
+    "step_seconds_p50",
+    "step_seconds_p99",
+    "rtt_ms_p50",
+    "rho",
+    "boundary_ms_p50",
+    "boundary_ms_p99",
+)
 
 
 @dataclass(slots=True)
