@@ -207,6 +207,8 @@ class Fleet:
                 round=action.round, merged_upto=action.merged_upto, payload=info,
             )  # fmt: skip
             self.to_learner(action.session, message, {f"w{p:03d}": self.theta[p].clone()}, now)
+        elif isinstance(action, act.RelayState):
+            self.to_learner(action.session, action.message, action.payload, now)
         elif isinstance(action, act.SetInitial):
             p = action.fragment
             while len(self.theta) <= p:

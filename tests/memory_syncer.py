@@ -134,7 +134,7 @@ class MemorySyncer:
 
     def _decode(self, message, payload):
         if not isinstance(message, Contribution | Initial):
-            return None
+            return payload  # of a piece of inner state
         codec = resolve("codec", self.config.algorithm.codec, CODECS)
         reader = PayloadReader(self.core.run.layout, codec)
         whole = isinstance(message, Initial)
@@ -182,6 +182,9 @@ class MemorySyncer:
                 self.theta.root.parameters(), self.config.algorithm.outer
             )
         self.core.initialized(action.fragment, self.now())
+
+    def _relaystate(self, action):
+        self._send(act.Send(action.session, action.message), action.payload)
 
     def _record(self, action):
         self.tape.append((action.event, action.fields))

@@ -10,12 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dd_lightning.learner.dialing import Bounds, Dialer
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.snapshots import ModelValues
 from dd_lightning.learner.surroundings import Sockets
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import Join, TensorInfo
+from dd_lightning.protocol.transfer import CHUNK_BYTES
 from dd_lightning.transport.keys import load_dial_keys
 
 if TYPE_CHECKING:
@@ -27,9 +30,16 @@ WIDEST_BYTES = 8  # of an element: float64
 
 
 def open_session(
-    strategy: DecoupledDiLoCoStrategy, trainer: Any, restored: Mapping[str, Any] | None
+    strategy: DecoupledDiLoCoStrategy,
+    trainer: Any,
+    restored: Mapping[str, Any] | None,
+    *,
+    wants_state: bool,
 ) -> LearnerSession:
     """Join the run; returns once admitted.
+
+    Args:
+        wants_state: no checkpoint was loaded, so a peer's inner state is welcome.
 
     Raises:
         ConnectionError: no syncer within the strategy's connect timeout, or it refused.
@@ -40,6 +50,7 @@ def open_session(
     identity = strategy.identity
     around = strategy.surroundings or Sockets(partial(dialer, identity.syncer, key=identity.key))
     join = _join(strategy, trainer, values, restored, around.incarnation())
+    join = msgspec.structs.replace(join, wants_state=wants_state)
     link = LearnerLink(
         join,
         now=around.now(),
@@ -95,7 +106,7 @@ def dialer(address: str, tensors: tuple[TensorInfo, ...], key: str = "") -> Dial
     """Makes channels to whatever syncer the rendezvous at `address` names now.
 
     Args:
-        tensors: of the module; no message is larger than all of them together.
+        tensors: of the module; no message is larger than all of them together, or a chunk of state.
         key: path of this learner's key file; "" for a plain channel.
     """
     # imported here: tests of the learner's side bring channels of their own
@@ -103,7 +114,8 @@ def dialer(address: str, tensors: tuple[TensorInfo, ...], key: str = "") -> Dial
     from dd_lightning.transport.rendezvous import lookup
 
     keys = load_dial_keys(Path(key)) if key else None
-    most_bytes = WIDEST_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
+    elements = sum(math.prod(tensor.shape) for tensor in tensors)
+    most_bytes = max(WIDEST_BYTES * elements, CHUNK_BYTES)
 
     def open_channel(
         found: Rendezvous, silence_s: Callable[[], float], bounds: Bounds

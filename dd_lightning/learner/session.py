@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dd_lightning.learner.comm import CommThread, Delivery
+from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.own_checkpoint import STATE_VERSION
+from dd_lightning.learner.recovery import InnerExchange
 from dd_lightning.learner.rng import rng_states
 from dd_lightning.learner.snapshots import ModelValues
 from dd_lightning.learner.state_copy import StateCopies
@@ -62,6 +64,8 @@ class LearnerSession:
         self.reset_inner = False  # the inner optimizer is to forget its state
         self._join, self._link, self._comm, self._values = join, link, comm, values
         self._ledger: LearnerLedger | None = None
+        self._inner: InnerExchange | None = None
+        self._donated = False  # a peer's inner state was promised, by the newest welcome
         self._told_to_stop = told_to_stop
         self._released = self._closed = False
 
@@ -80,6 +84,24 @@ class LearnerSession:
             self._wait_for_delivery("loading the parameters")
             self._hand_over(self._boundary())
         self._report()
+
+    def exchange(self, state: InnerState) -> int | None:
+        """Make the inner optimizer known; wait for a peer's state if one was promised. The donor's
+        step, None where none came. Bounded by `timeouts.donor` and the syncer's donors."""
+        inner = self._inner = InnerExchange(
+            state,
+            self.copies,
+            say=lambda message: self._comm.call(self._link.say, message),
+            describe=lambda message: self._comm.call(self._link.describe, message),
+            donate=lambda source: self._comm.call(self._link.inner.donate, source),
+            timeout_s=self.config.timeouts.donor,
+        )
+        inner.begin(self._donated, self.now())
+        while inner.waiting:
+            self._wait_for_delivery("waiting for a peer's inner state")
+            self._hand_over(self._boundary())
+            inner.tick(self.now())
+        return inner.donor_step
 
     def now(self) -> float:
         """Seconds of the session's clock."""
@@ -115,6 +137,8 @@ class LearnerSession:
         self.boundary_s = self._comm.clock() - begun  # its report goes out with the next one
         if waits:
             self._wait_for_round(ledger)
+        if self._inner is not None:
+            self._inner.boundary(ledger.step)
 
     def _wait_for_round(self, ledger: LearnerLedger) -> None:
         """`wait: overlap`; bounded by the ledger with `timeouts.round`."""
@@ -131,7 +155,7 @@ class LearnerSession:
 
     def before_step(self) -> None:
         """The parameters change next: copies of them that are under way are finished first."""
-        self.copies.settle()
+        self._settle_copies()
 
     def begin_epoch(self) -> None:
         """Before the first batch: callbacks have frozen and unfrozen what they want by now."""
@@ -215,8 +239,13 @@ class LearnerSession:
     def _boundary(self, *, unlimited: bool = False) -> list[Outgoing]:
         """Applies change parameters too."""
         assert self._ledger is not None
-        self.copies.settle()
+        self._settle_copies()
         return self._ledger.boundary(self._comm.clock(), unlimited=unlimited)
+
+    def _settle_copies(self) -> None:
+        self.copies.settle()
+        if self._inner is not None:
+            self._inner.settled()
 
     def _wait_for_delivery(self, doing: str) -> None:
         """One delivery or one slice of time; how long in all is the link's to bound."""
@@ -251,6 +280,8 @@ class LearnerSession:
             self.finish_reason = message.reason or "told to finish"
         elif isinstance(message, Released):
             self._released = True
+        elif self._inner is not None:
+            self._inner.take(message, delivery.payload, self.now())
 
     def _welcomed(self, welcome: Welcome) -> None:
         if self._ledger is None:
@@ -265,6 +296,9 @@ class LearnerSession:
                 buffers=self._values.buffers,
                 step=self._join.step,
             )
+        elif self._inner is not None:
+            self._inner.welcomed(welcome)
+        self._donated = welcome.donated
         self._ledger.attach(welcome)
         if welcome.send_initial:
             self._send_initial()

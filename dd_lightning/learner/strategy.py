@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from dd_lightning.learner import own_checkpoint, schedules
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
+from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.own_checkpoint import CHECKPOINT_KEY
 from dd_lightning.learner.sampler import check_mode, sampler_kwargs
 from dd_lightning.learner.session import LearnerSession
@@ -124,7 +125,9 @@ class DecoupledDiLoCoStrategy(Strategy):
         trainer = self._trainer
         if trainer.state.fn == TrainerFn.FITTING:
             own_checkpoint.claim_folders(trainer, self.identity.learner)
-            self._session = open_session(self, trainer, self._restored)
+            self._session = open_session(
+                self, trainer, self._restored, wants_state=not self._has_file
+            )
             if self._session.is_alone or self.data == "none":
                 self._leave_sampler_alone(trainer)
 
@@ -141,6 +144,7 @@ class DecoupledDiLoCoStrategy(Strategy):
             automatic=self._automatic,
         )
         session.load()
+        session.exchange(InnerState(self.lightning_module, self.optimizers))
         if self._restored is not None:
             self._continue_from(self._restored)
         elif not self._has_file:
