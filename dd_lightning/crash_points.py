@@ -15,6 +15,22 @@ import time
 from collections.abc import Mapping
 
 SYNCER_POINTS: dict[str, str] = {
+    "lock.taken": "the lock is held, the epoch is still the one before",
+    "lock.epoch_partial": "the new epoch is in a temporary file",
+    "lock.epoch_written": "the epoch has grown, nothing else of this start exists",
+    "start.begun": "the run's id and beginning are written, no port is bound",
+    "start.channel_bound": "the channel listens, no store tells where",
+    "start.store_serves": "learners can come, the ports are in no file",
+    "start.ports_written": "the ports are in their file, the tape is not open",
+    "start.tape_opened": "the tape is there, the core is not",
+    "tape.half_row": "half of a row is on the tape",
+    "join.admitted": "the core has admitted a learner, which has not heard",
+    "initial.received": "a fragment of version 0 has come, the core has not heard",
+    "merge.begun": "a merge was taken off the queue, Θ is as before",
+    "merge.stepped": "Θ has moved, its new version exists nowhere else",
+    "merge.done": "the merge is done, the core has not heard",
+    "merge.booked": "the merge is booked; it is not on the tape, no learner has it",
+    "merge.told": "the merge is on the tape and on its way to learners",
     "checkpoint.asked": "a checkpoint was handed out, nothing of it is copied",
     "checkpoint.copied": "the state is copied, no file exists",
     "checkpoint.half_written": "the first bytes are in the temporary file",
@@ -22,6 +38,12 @@ SYNCER_POINTS: dict[str, str] = {
     "checkpoint.synced": "the temporary file is on the disk under its temporary name",
     "checkpoint.renamed": "the checkpoint is there; the core has not heard, old ones are too",
     "checkpoint.removed_old": "one of the old checkpoints is gone",
+    "checkpoint.told": "the checkpoint is on the tape, learners were released on it",
+    "end.before_last_checkpoint": "nobody trains; the last checkpoint was not handed out",
+    "end.done": "the core is done; every learner was let go",
+    "end.before_run_end": "the run is over, its end is not on the tape",
+    "end.run_end_written": "the tape is whole, the process has its connections",
+    "end.summary": "everything is closed, the summary is not written",
 }
 """Name to the state in which the syncer dies there."""
 

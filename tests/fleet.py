@@ -123,7 +123,11 @@ class Fleet:
         self.epoch += 1
         saved = self.saved
         self.core = SyncerCore(
-            self.config, run_id="r", epoch=self.epoch, restored=saved["state"] if saved else None
+            self.config,
+            run_id="r",
+            epoch=self.epoch,
+            restored=saved["state"] if saved else None,
+            resumed=True,
         )
         if saved:
             self.theta = [t.clone() for t in saved["theta"]]

@@ -123,7 +123,7 @@ class Admission:
         if run.layout is None:
             run.set_layout(build_layout(message.tensors, run.config.algorithm))
         known = run.accounts.get(message.incarnation)
-        continues = message.continues and run.initialized
+        continues = message.continues and len(message.versions) == len(run.versions)
         for account in run.accounts.values():
             if account.learner == message.learner and account.incarnation != message.incarnation:
                 account.ended = account.ended or "dead"
@@ -196,17 +196,19 @@ class Admission:
         run, join = self.run, member.join
         fragments = range(len(run.versions))
         if not run.initialized:
-            member.versions = [NOTHING_HELD] * len(run.versions)
             if run.initial_from is None:
                 run.initial_from = member.learner
             if run.initial_from == member.learner:
                 run.initial_heard_s = member.joined_s
-            return
-        if not continues or len(join.versions) != len(run.versions):
+        if not continues:
             member.versions = [NOTHING_HELD] * len(run.versions)
-            for fragment in fragments:
+            for fragment in fragments if run.initialized else ():
                 member.outbox.offer(fragment)
             return
+        if run.merges == 0 and not run.started:
+            # resumed before its first checkpoint: what the last epoch merged lives on in those who
+            # go on, and their average is nearer to it than version 0, one learner's values
+            run.reanchor = set(fragments)
         member.versions = [tuple(version) for version in join.versions]  # type: ignore[misc]
         member.account.saw(join.odometer)
         new_epoch = any(version[0] < run.epoch for version in member.versions)

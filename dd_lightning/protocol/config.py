@@ -136,6 +136,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     flush: float = 90.0  # a finished learner waits so long for its last merges
     rejoin: float = 10.0  # a lost learner is expected back so long before the run may end
     donor: float = 15.0  # a transfer of inner state without progress goes to another donor
+    resume: float = 120.0  # a resumed syncer waits so long for the first learner to come back
     shutdown: float = 3.0  # any role ends within this after SIGINT or SIGTERM, state written
     store: float = 5.0  # one attempt at the rendezvous store
 

@@ -29,6 +29,7 @@ class Endgame:
         self.saved_merges = -1
         self.failures = 0  # writes in a row that the disk refused
         self.retry_s = 0.0  # none is handed out before
+        self.resumed_s: float | None = None  # since when a resumed run waits for learners
         self.ending_s: float | None = None  # since when the end waits for the last checkpoint
         self.alone_s: float | None = None  # since when all learners but one are done
         self.ending: tuple[str, str] | None = None  # (status, reason) once the end is decided
@@ -222,35 +223,8 @@ class Endgame:
         run = self.run
         if self.over:
             return
-        if self.ending is None:
-            waits = run.restored_training is not None and not run.started
-            resumed = waits and now < self.conductor.openings.reanchor_by(
-                now
-            )  # the others may come
-            if not run.ever_joined or run.live or run.expects_rejoin(now) or resumed:
-                return
-            if run.book.in_flight or any(run.final_inbox.values()):
-                return
-            if run.finished_learners:
-                self.ending = ("finished", "every learner has finished")
-            elif any(m.state == "gone" for m in run.members.values()):
-                self.ending = ("interrupted", "every learner has left")
-            else:
-                self.ending = ("failed", "every learner is lost")
-        if self.ending_s is None:
-            self.ending_s = now
-        unsaved = run.initialized and self.saved_merges < run.merges
-        if now >= self.ending_s + run.config.timeouts.flush and (unsaved or self.checkpoint_out):
-            self.ending = (
-                "failed",
-                f"the last checkpoint is not on the disk timeouts.flush = "
-                f"{run.config.timeouts.flush:g} s after the end; the one before it stands, with "
-                f"{max(0, self.saved_merges)} of {run.merges} merges",
-            )
-        elif unsaved:
-            self.want_checkpoint = True
-            return
-        elif self.checkpoint_out:
+        self.ending = self.ending or self._decide(now)
+        if self.ending is None or self._waits_for_checkpoint(now):
             return
         if self.conductor.closing.outstanding:
             return
@@ -263,6 +237,62 @@ class Endgame:
             run.record("ledger", learner=learner, fragments=run.ledger(learner))
         run.actions.append(Done(*self.ending))
 
+    def _decide(self, now: float) -> tuple[str, str] | None:
+        """How the run ends, once it is over."""
+        run = self.run
+        if not run.ever_joined:
+            return self._nobody_came_back(now)
+        waits = run.restored_training is not None and not run.started
+        resumed = waits and now < self.conductor.openings.reanchor_by(now)  # the others may come
+        if run.live or run.expects_rejoin(now) or resumed:
+            return None
+        if run.book.in_flight or any(run.final_inbox.values()):
+            return None
+        if run.finished_learners:
+            return "finished", "every learner has finished"
+        if any(m.state == "gone" for m in run.members.values()):
+            return "interrupted", "every learner has left"
+        return "failed", "every learner is lost"
+
+    def _waits_for_checkpoint(self, now: float) -> bool:
+        """Whether the last one is still to come. It is given up after `timeouts.flush`: what was
+        merged since the one before it is lost then, and the run has failed."""
+        run = self.run
+        if self.ending_s is None:
+            self.ending_s = now
+        unsaved = run.initialized and self.saved_merges < run.merges
+        if not unsaved and not self.checkpoint_out:
+            return False
+        if now < self.ending_s + run.config.timeouts.flush:
+            self.want_checkpoint = self.want_checkpoint or unsaved
+            return True
+        self.ending = (
+            "failed",
+            f"the last checkpoint is not on the disk timeouts.flush = "
+            f"{run.config.timeouts.flush:g} s after the end; the one before it stands, with "
+            f"{max(0, self.saved_merges)} of {run.merges} merges",
+        )
+        return False
+
+    def _nobody_came_back(self, now: float) -> tuple[str, str] | None:
+        """How a resumed run ends that no learner joins; None: it may still come. Nothing is lost by
+        it: the checkpoint stands, and the run can be resumed again."""
+        run, timeouts = self.run, self.run.config.timeouts
+        if not run.resumed:
+            return None
+        if self.resumed_s is None:
+            self.resumed_s = now
+        all_done = bool(run.slots) and set(run.slots) <= run.finished_learners
+        if now < self.resumed_s + (timeouts.rejoin if all_done else timeouts.resume):
+            return None
+        if all_done:
+            return "finished", "every learner had finished before the syncer was resumed"
+        return (
+            "failed",
+            f"no learner has come back within timeouts.resume = {timeouts.resume:g} s; start "
+            "learners, then resume again",
+        )
+
     def deadlines(self, now: float) -> list[float]:
         """When something here falls due."""
         run, timeouts = self.run, self.run.config.timeouts
@@ -272,6 +302,8 @@ class Endgame:
             times.append(self.alone_s + timeouts.finish)
         if self.want_checkpoint and self.failures:
             times.append(self.retry_s)
+        if self.resumed_s is not None and not run.ever_joined:
+            times += [self.resumed_s + timeouts.rejoin, self.resumed_s + timeouts.resume]
         if self.ending_s is not None:
             times.append(self.ending_s + timeouts.flush)
         for member in run.in_state(FINISHING):

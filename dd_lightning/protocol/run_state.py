@@ -15,6 +15,7 @@ from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.estimates import GraceEstimator
 from dd_lightning.protocol.layout import Layout
 from dd_lightning.protocol.members import (
+    FINISHING,
     JOINING,
     LOST,
     PAUSED,
@@ -39,6 +40,7 @@ class RunState:
         self.versions: list[Version] = []  # of Θ, per fragment
         self.made_by: list[RoundKey] = []  # the round that made that version
         self.contains: list[VectorClock] = []  # learner steps in Θ_p
+        self.resumed = False  # an earlier epoch of the run has been
         self.initialized = False
         self.initial_missing: set[int] = set()
         self.initial_from: str | None = None  # learner that hands in version 0
@@ -129,6 +131,11 @@ class RunState:
             if self.members[learner].state == LOST
         )
 
+    @property
+    def handed_in(self) -> set[str]:
+        """Learners that have done their last step and hold nothing that Θ lacks."""
+        return {m.learner for m in self.in_state(FINISHING) if m.all_done_s is not None}
+
     def quiet(self, now: float) -> bool:
         """Nobody trains, is paused or joining, and no rejoin is expected."""
         return not self.in_state(TRAINING, PAUSED, JOINING) and not self.expects_rejoin(now)
@@ -188,7 +195,7 @@ class RunState:
             "slots": dict(self.slots),
             "accounts": [account.state() for account in self.accounts.values()],
             "past": {learner: past.state() for learner, past in self.past.items()},
-            "finished": sorted(self.finished_learners),
+            "finished": sorted(self.finished_learners | self.handed_in),
             "reanchor": sorted(self.reanchor),
             "tokens_merged": self.tokens_merged,
         }

@@ -71,9 +71,11 @@ class SyncerCore:
         run_id: str,
         epoch: int,
         restored: dict[str, Any] | None = None,
+        resumed: bool = False,  # also where no checkpoint had been written
     ) -> None:
         self.config = config
         self.run = RunState(config, run_id, epoch)
+        self.run.resumed = resumed or restored is not None
         if restored is not None:
             tensors = [TensorInfo(n, tuple(s), k, m) for n, s, k, m in restored["tensors"]]
             self.run.restore(restored, build_layout(tensors, config.algorithm))
@@ -177,7 +179,8 @@ class SyncerCore:
         run.initialized = True
         for member in run.live:  # whoever handed it in loads it like everyone else
             for p in range(len(run.versions)):
-                member.outbox.offer(p)
+                if p not in member.withheld:
+                    member.outbox.offer(p)
         self.endgame.want_checkpoint = True
         self._settle(now)
 

@@ -3,7 +3,7 @@
 Schema 1. Each event has `event` and `t_s`; `FIELDS` lists what each kind must carry (more may be
 added). A crash in the middle of a line loses that line only: it is cut off when the tape is opened
 again, so every line that a reader sees parses. `flush()` is called after every event, `sync()`
-(fsync) at checkpoints: a power cut loses what came after the last checkpoint.
+(fsync) before checkpoints: a power cut loses what came after the last checkpoint.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from dd_lightning import crash_points
 
 SCHEMA = 1
+MOST_WAITING_BYTES = 16 << 20  # rows in memory while the disk is full: hours of a run
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "run": ("schema", "config", "seed", "versions"),
@@ -91,13 +96,27 @@ def clean(value: Any) -> Any:
 
 
 class TapeWriter:
-    """Appends events to `path`; opening it cuts off a torn last line first."""
+    """Appends events to `path`; opening it cuts off a torn last line first.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    A disk that takes no more does not end the run: rows wait in memory, in order, and are written
+    once it does again, the rest of a half written one first. Lost if the process dies meanwhile:
+    the rows that wait. Beyond `most_waiting_bytes` of them nothing is dropped: writing raises,
+    since a tape with a hole in it cannot be trusted.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], most_waiting_bytes: int = MOST_WAITING_BYTES
+    ) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = open(self.path, "ab+")  # noqa: SIM115 (held for the run)
+        self.error: OSError | None = None  # why rows wait
+        self._most_waiting_bytes = most_waiting_bytes
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        # unbuffered: a buffer would keep half of a refused row, and nobody could tell which
+        self._file: FileIO = open(self.path, "ab+", buffering=0)  # noqa: SIM115 (held for the run)
         self._cut_torn_line()
+        self.is_new = self._file.seek(0, os.SEEK_END) == 0
 
     def _cut_torn_line(self) -> None:
         size = self._file.seek(0, os.SEEK_END)
@@ -112,30 +131,75 @@ class TapeWriter:
             position = start
         if position < size:
             self._file.truncate(position)
-        self._file.seek(0, os.SEEK_END)
 
     def write(self, event: str, t_s: float, **fields: Any) -> None:
-        """Append one event. Raises ValueError for an unknown kind or a missing promised field."""
+        """Append one event.
+
+        Raises:
+            ValueError: an unknown kind, or a promised field is missing.
+            TapeError: the disk refuses rows, and too many wait for it.
+        """
         if event not in FIELDS:
             raise ValueError(f"tape event {event!r} is unknown; allowed: {', '.join(FIELDS)}")
         missing = [name for name in FIELDS[event] if name not in fields]
         if missing:
             raise ValueError(f"tape event {event!r} lacks {', '.join(missing)}")
         record = {"event": event, "t_s": round(t_s, 6), **clean(fields)}
-        self._file.write(
-            json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        )
-        self._file.flush()
+        row = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        if crash_points.is_next("tape.half_row"):
+            self._file.write(row[: len(row) // 2])
+        crash_points.reach("tape.half_row")
+        self._waiting.append(row)
+        self._waiting_bytes += len(row)
+        if not self.flush() and self._waiting_bytes > self._most_waiting_bytes:
+            raise TapeError(
+                f"{self.path} cannot be written ({self.error}), and {len(self._waiting)} rows wait "
+                f"for it, more than {self._most_waiting_bytes} bytes: the run ends here rather "
+                "than with a hole in its tape. Free space, then resume it."
+            )
+
+    def flush(self) -> bool:
+        """Write what waits; whether all of it is written."""
+        try:
+            while self._waiting:
+                row = self._waiting[0]
+                written = self._file.write(row) or 0
+                self._waiting_bytes -= written
+                if written < len(row):  # the disk is full in the middle of it
+                    self._waiting[0] = row[written:]
+                else:
+                    self._waiting.popleft()
+        except OSError as error:
+            self.error = error
+            return False
+        self.error = None
+        return True
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that are not written."""
+        return len(self._waiting)
 
     def sync(self) -> None:
-        """Force what was written to the disk."""
+        """Force what was written to the disk; from any thread.
+
+        Raises:
+            OSError: it cannot be, or rows wait: what relies on the tape may not go ahead of it.
+        """
+        if self.error is not None:
+            raise OSError(self.error.errno, f"rows of the tape wait: {self.error.strerror}")
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Write out and close."""
-        if not self._file.closed:
-            self.sync()
-            self._file.close()
+        """Write out and close. Raises TapeError when rows are lost by it, once closed."""
+        if self._file.closed:
+            return
+        lost = 0 if self.flush() else len(self._waiting)
+        if not lost:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        if lost:
+            raise TapeError(f"{self.path} lacks its last {lost} rows: {self.error}. Free space.")
 
 
 def read_tape(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

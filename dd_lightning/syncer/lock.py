@@ -7,6 +7,10 @@ import os
 from pathlib import Path
 from typing import IO
 
+from dd_lightning.crash_points import reach
+
+LOCK = "lock"
+
 
 class RunLocked(ValueError):
     """Another syncer of the run is alive."""
@@ -25,7 +29,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._epoch_file = folder / "epoch"
-        self._file: IO[str] = open(folder / "lock", "a+")  # noqa: SIM115 (held for the run)
+        self._file: IO[str] = open(folder / LOCK, "a+")  # noqa: SIM115 (held for the run)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -39,8 +43,10 @@ class RunLock:
         self._file.truncate(0)
         self._file.write(f"{os.getpid()}\n")
         self._file.flush()
+        reach("lock.taken")
         self.epoch = self._read() + 1
         self._write(self.epoch)
+        reach("lock.epoch_written")
 
     def check(self) -> None:
         """Raise RuntimeError when a later syncer has started on this run."""
@@ -64,4 +70,5 @@ class RunLock:
             file.write(f"{epoch}\n")
             file.flush()
             os.fsync(file.fileno())
+        reach("lock.epoch_partial")
         os.replace(partial, self._epoch_file)

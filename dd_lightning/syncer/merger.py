@@ -29,6 +29,7 @@ from dd_lightning.algorithm import (
     weighted_average,
 )
 from dd_lightning.algorithm.sums import squared_norm
+from dd_lightning.crash_points import reach
 from dd_lightning.protocol.actions import HeldContribution, Merge, MergeResult
 from dd_lightning.protocol.config import AlgorithmConfig
 from dd_lightning.protocol.messages import Version
@@ -121,6 +122,7 @@ class Merger:
         elif weighty:
             agreement, outer_norm = self._put_gradient(weighty, parameters)
         optimizer.step()
+        reach("merge.stepped")
         for parameter in parameters.values():
             parameter.grad = None
         if weighty:

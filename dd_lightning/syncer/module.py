@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from dd_lightning.algorithm import build_outer_optimizer
+from dd_lightning.crash_points import reach
 from dd_lightning.protocol.actions import Merge, WriteCheckpoint
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.layout import Layout
@@ -64,8 +65,10 @@ class SyncerModule(LightningModule):
         """Do one job. A WriteCheckpoint is written by `CheckpointWriter` after this returns."""
         self._core_state = job.state if isinstance(job, WriteCheckpoint) else None
         if isinstance(job, Merge):
+            reach("merge.begun")
             merged = self.merger.merge(job, self.optimizers())  # type: ignore[arg-type]
             self._log_merge(merged)
+            reach("merge.done")
             self._deliver(merged)
 
     def _log_merge(self, merged: Merged) -> None:

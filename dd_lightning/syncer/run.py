@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import signal
 import time
 import uuid
@@ -15,10 +13,11 @@ from typing import Any
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from dd_lightning.crash_points import reach
 from dd_lightning.protocol.actions import Done
 from dd_lightning.protocol.messages import PROTOCOL_VERSION
 from dd_lightning.protocol.syncer_core import SyncerCore
-from dd_lightning.protocol.tape import SCHEMA, TapeWriter, read_tape
+from dd_lightning.protocol.tape import SCHEMA, TapeError, TapeWriter, read_tape
 from dd_lightning.syncer.checkpoint import (
     SyncerCheckpoint,
     newest_checkpoint,
@@ -30,6 +29,7 @@ from dd_lightning.syncer.checkpoint_writer import CheckpointWriter
 from dd_lightning.syncer.lock import RunLock
 from dd_lightning.syncer.module import SyncerModule
 from dd_lightning.syncer.payload import encode_values
+from dd_lightning.syncer.run_files import Started, read_ports, read_started, write_ports
 from dd_lightning.syncer.server import SyncerServer
 from dd_lightning.syncer.settings import TAPE, SyncerSettings, check_listen, with_run_id
 from dd_lightning.syncer.stream import STREAM_WAIT_S, RoundStream
@@ -85,16 +85,19 @@ class SyncerRun:
         self.lock = RunLock(self._folder)
         close.callback(self.lock.release)
         self._restored = self._read_restored()
-        run_id = self._restored.state["run_id"] if self._restored else settings.config.run_id
-        self.config = with_run_id(settings.config, run_id or uuid.uuid4().hex[:12])
+        self._began = self._begin()
+        self.config = with_run_id(settings.config, self._began.run_id)
         self._channel, self._store = self._listen(close)  # before anything of a run is written
         self._start_clock()
         self._feed = self._open_tape(close)
+        if self._unsaid:
+            self._feed.warn(self._unsaid, self.clock())
         self.core = SyncerCore(
             self.config,
             run_id=self.config.run_id,
             epoch=self.lock.epoch,
             restored=self._restored.state["core"] if self._restored else None,
+            resumed=settings.resume,
         )
         self._stream = self._make_stream()
         self._module = self._restored_module()
@@ -112,6 +115,21 @@ class SyncerRun:
     def clock(self) -> float:
         """Seconds since the run's start, over all its epochs."""
         return self._clock_offset_s + time.monotonic() - self._started_s
+
+    def resumed(self) -> dict[str, Any]:
+        """What this start goes on from, as plain values; empty for a run's first start."""
+        if not self._settings.resume:
+            return {}
+        run = self.core.run
+        return {
+            "checkpoint": self._restored.path.name if self._restored else None,
+            "epoch": run.epoch,
+            "merges": run.merges,
+            "tokens_merged": run.tokens_merged,
+            "versions": [list(version) for version in run.versions],
+            "clock": run.clock.value,
+            "seconds": self._clock_offset_s,
+        }
 
     def execute(self, announce: Callable[[], None] = lambda: None) -> Done:
         """Serve until the run is over; write its end. Errors of either thread are raised.
@@ -234,19 +252,29 @@ class SyncerRun:
 
     # ------------------------------------------------------------------ clock, tape, ports
 
+    def _begin(self) -> Started:
+        """The run's id and beginning: a later start takes those of the first, so that learners
+        that go on belong to it even where no checkpoint was written yet."""
+        began = read_started(self._folder) if self._settings.resume else None
+        if began is None:
+            restored = self._restored.state["run_id"] if self._restored else ""
+            run_id = restored or self._settings.config.run_id or uuid.uuid4().hex[:12]
+            began = Started.now(run_id)
+            began.write(self._folder)
+        reach("start.begun")
+        return began
+
     def _start_clock(self) -> None:
-        """A restored run's clock goes on: by the wall clock, and never back behind its tape."""
-        started = self._folder / "started"
+        """A resumed run's clock goes on: by the wall clock, and never back behind its tape."""
         self._started_s = time.monotonic()
         self._clock_offset_s = 0.0
-        if self._restored is None:
-            started.write_text(f"{time.time()}\n")
+        tape = self._settings.run_dir / TAPE
+        if not self._settings.resume or not tape.exists():
             return
         last_s = 0.0
-        for event in read_tape(self._settings.run_dir / TAPE):  # may hold months: nothing is kept
+        for event in read_tape(tape):  # may hold months: nothing is kept
             last_s = event["t_s"]
-        since_s = time.time() - float(started.read_text())
-        self._clock_offset_s = max(since_s, last_s)
+        self._clock_offset_s = max(time.time() - self._began.wall_s, last_s)
 
     def _open_tape(self, close: contextlib.ExitStack) -> TapeFeed:
         described = self._described()
@@ -260,11 +288,12 @@ class SyncerRun:
             close.callback(aim.close)
             listeners.append(aim.event)
         tape = TapeWriter(self._settings.run_dir / TAPE)
-        close.callback(tape.close)
+        close.callback(_close, tape)
         feed = TapeFeed(tape, listeners)
-        if self._restored is None:
+        if tape.is_new:
             fields = {"schema": SCHEMA, "config": described, "seed": self.config.seed}
             feed.write("run", 0.0, fields | {"versions": package_versions()})
+        reach("start.tape_opened")
         return feed
 
     def _described(self) -> Mapping[str, Any]:
@@ -280,8 +309,7 @@ class SyncerRun:
         config, keys = self.config, self._settings.keys
         may_be_open = config.insecure or keys is not None
         host, port = check_listen(self._settings.listen, may_be_open)
-        ports_file = self._folder / "ports.json"
-        old = json.loads(ports_file.read_text()) if self._restored and ports_file.exists() else {}
+        old = read_ports(self._folder) if self._settings.resume else {}
         channel = SyncerChannel(
             host,
             old.get("channel", 0),
@@ -290,6 +318,7 @@ class SyncerRun:
             keys=keys,
         )
         close.callback(channel.close)
+        reach("start.channel_bound")
         values = {
             "dd/protocol": str(PROTOCOL_VERSION),
             "dd/run_id": config.run_id,
@@ -301,9 +330,11 @@ class SyncerRun:
         # plain by nature: it tells where the channel is, and nothing in it is trusted
         store = serve_store(listen, values, insecure=may_be_open)
         close.callback(store.close)
+        reach("start.store_serves")
         ports = {"store": int(store.address.rpartition(":")[2]), "channel": channel.port,
                  "address": store.address}  # fmt: skip
-        ports_file.write_text(json.dumps(ports | {"pid": os.getpid()}))
+        self._unsaid = write_ports(self._folder, ports)
+        reach("start.ports_written")
         return channel, store
 
     def _write_end(self, status: str) -> None:
@@ -312,6 +343,16 @@ class SyncerRun:
         if self._module is not None:
             digest = parameters_sha256(dict(self._module.theta.named_parameters()))
         now = self.clock()
+        reach("end.before_run_end")
         self._feed.write(
             "run_end", now, {"status": status, "parameters_sha256": digest, "seconds": now}
         )
+        self._feed.finish(self.config.timeouts.shutdown)
+        reach("end.run_end_written")
+
+
+def _close(tape: TapeWriter) -> None:
+    try:
+        tape.close()
+    except TapeError as error:  # the end of the run has said so too, and failed by it
+        log.error("%s", error)

@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from dd_lightning.algorithm import CODECS, dtype_from_name, resolve
+from dd_lightning.crash_points import reach
 from dd_lightning.protocol.actions import (
     Action,
     CloseSession,
@@ -90,7 +91,7 @@ class SyncerServer:
         self._outgoing = Outgoing(channel)
         self._clock = clock
         self._folder = folder
-        self._status = StatusFile(folder / "status.json")
+        self._status = StatusFile(folder / "status.json", warn=feed.warn)
         self._odd = OddPeers(feed)
         self._board = StatusBoard(
             core.status,
@@ -161,6 +162,7 @@ class SyncerServer:
                 self._take_event(event, now)
             self._take_results(now)
             self._outgoing.flush()
+            self._feed.flush()
             if self._aborted is not None:
                 self._give_up("failed", f"training failed: {self._aborted}", now)
                 break
@@ -233,11 +235,13 @@ class SyncerServer:
             if isinstance(result, Merged):
                 self.published[result.job.fragment] = result.published
                 self.core.merged(result.job, result.result, now)
+                reach("merge.booked")
             elif isinstance(result, Saved):
                 self._saved(result, now)
             else:
                 self._not_saved(result, now)
             self._carry_out(now)
+            reach("merge.told" if isinstance(result, Merged) else "checkpoint.told")
 
     def _saved(self, saved: Saved, now: float) -> None:
         state = saved.job.state
@@ -301,6 +305,7 @@ class SyncerServer:
         match action:
             case Send(session, message):
                 if isinstance(message, Welcome):
+                    reach("join.admitted")
                     self._board.attached(message.learner, message.generation, session)
                     self._attached.add(session)
                 self._channel.send(session, message)
@@ -309,9 +314,12 @@ class SyncerServer:
             case RelayState(session, message, payload):
                 self._outgoing.relay(session, message, payload)
             case Merge() | WriteCheckpoint():
+                if isinstance(action, WriteCheckpoint) and _is_last(action):
+                    reach("end.before_last_checkpoint")
                 self._stream.put(action)
             case SetInitial(fragment, payload, _):
                 self.published[fragment] = encode_values(payload)
+                reach("initial.received")
                 self.core.initialized(fragment, now)
                 self._ready_if_initialized()
             case Record(event, fields):
@@ -321,6 +329,7 @@ class SyncerServer:
             case Warn(text):
                 log.warning("%s", text)
             case Done():
+                reach("end.done")
                 self.outcome = action
 
     def _ready_if_initialized(self) -> None:
@@ -351,6 +360,11 @@ class SyncerServer:
 
     def _request_cut(self, now: float) -> str:
         raise ValueError("this syncer takes no cuts")
+
+
+def _is_last(job: WriteCheckpoint) -> bool:
+    """Nobody trains any more: learners are released on this one."""
+    return job.state["merges"] > 0 and job.state["training"] == 0
 
 
 def _is_16_bit(dtype: str) -> bool:

@@ -25,6 +25,7 @@ from dd_lightning.algorithm import (
 from dd_lightning.algorithm.presets import PRESETS
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.syncer.checkpoint import checkpoints, newest_checkpoint
+from dd_lightning.syncer.lock import LOCK
 from dd_lightning.transport.keys import SyncerKeys, load_syncer_keys
 
 TAPE = "tape.jsonl"
@@ -153,8 +154,13 @@ def _check_run_dir(run_dir: Path, resume: bool) -> None:
     if not resume and ((run_dir / TAPE).exists() or checkpoints(syncer)):
         fix = "To go on with that run, give --resume."
         raise refuse("--run-dir", str(run_dir), "a folder that holds no run yet", fix)
-    if resume and newest_checkpoint(syncer) is None:
+    if resume and not (syncer / LOCK).exists():
         fix = "Leave --resume out to start a run in an empty folder."
+        raise refuse(
+            "--run-dir", str(run_dir), "with --resume, a run whose syncer was started", fix
+        )
+    if resume and checkpoints(syncer) and newest_checkpoint(syncer) is None:
+        fix = "All that are there are torn; put a whole one back, or start a run elsewhere."
         raise refuse("--run-dir", str(run_dir), "with --resume, a run with a whole checkpoint", fix)
 
 

@@ -271,3 +271,41 @@ def test_a_resumed_run_whose_other_learners_never_return_ends() -> None:
     played.at(58.1, lambda _: played.kill_syncer(3.0))
     played.run()
     assert played.done is not None and played.epoch == 2
+
+
+@pytest.mark.parametrize("apply", ["overwrite", "rebase", "mix"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_syncer_killed_before_its_first_checkpoint_starts_over_from_the_survivors(
+    apply: str, seed: int
+) -> None:
+    """Merges of the first epoch are undone (`rollback`); what the survivors hold goes on."""
+    settings = {"fragments": 4, "sync_every": 8, "quorum": 1, "apply": apply}
+    timeouts = {"rejoin": 30.0, "heartbeat": 2.0, "lease": 10.0}
+    specs = [Spec(steps=100, latency=0.1), Spec(steps=100, start=0.7, latency=0.3)]
+    played = Fleet(specs, seed, algorithm=settings, timeouts=timeouts)
+
+    def kill(now: float) -> None:
+        played.saved = None
+        played.kill_syncer(3.0)
+
+    played.at(11.0 + 7.3 * seed, kill)
+    ledgers = finished(played)
+    assert played.epoch == 2 and "rollback" in causes(played)
+    merges = [merge for _, merge in played.merge_log if merge.epoch == 2]
+    for p in range(4):  # nobody's work since is thrown away: Θ is their average first
+        assert [m.reanchor for m in merges if m.fragment == p][:2] == [True, False]
+    assert total(ledgers, "merged") > 0.5 * total(ledgers, "processed")
+
+
+def test_a_resumed_syncer_to_which_nobody_returns_ends_as_failed() -> None:
+    played = fleet([Spec(steps=60)])
+
+    def kill_all(now: float) -> None:
+        played.kill("0")
+        played.kill_syncer(3.0)
+
+    played.at(20.0, kill_all)
+    played.run()
+    assert played.done is not None and played.done.status == "failed"
+    assert "within timeouts.resume = 120 s" in played.done.reason
+    assert played.now == pytest.approx(143.0, abs=2.0)
