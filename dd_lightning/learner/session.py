@@ -237,10 +237,13 @@ class LearnerSession:
     # ------------------------------------------------------------------ pieces
 
     def _boundary(self, *, unlimited: bool = False) -> list[Outgoing]:
-        """Applies change parameters too."""
+        """Applies change parameters too; with Θ loaded anew the inner optimizer begins anew."""
         assert self._ledger is not None
         self._settle_copies()
-        return self._ledger.boundary(self._comm.clock(), unlimited=unlimited)
+        was_reloading = self._ledger.reloading
+        out = self._ledger.boundary(self._comm.clock(), unlimited=unlimited)
+        self.reset_inner |= was_reloading and not self._ledger.reloading
+        return out
 
     def _settle_copies(self) -> None:
         self.copies.settle()
@@ -317,7 +320,6 @@ class LearnerSession:
         )
         if verdict.reload:
             ledger.reload()
-            self.reset_inner = True
 
     def _hand_over(self, out: Sequence[Outgoing]) -> None:
         for item in out:

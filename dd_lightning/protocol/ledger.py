@@ -89,6 +89,7 @@ class LearnerLedger:
         self._enter(welcome.epoch)
         self._schedule.attach(welcome.clock, self.step, welcome.offset, welcome.next_round)
         for state, merged_upto in zip(self._fragments, welcome.merged_upto, strict=True):
+            state.reload = False  # it was promised by a generation that is over: asked for again
             state.settle(merged_upto, self.step, self.odometer)
 
     def stepped(self, tokens: int) -> None:
@@ -133,9 +134,14 @@ class LearnerLedger:
         state.closed = max(state.closed, round_)
 
     def reload(self) -> None:
-        """Take Θ as it is, whatever the apply mode: what is held is not to be used any more."""
+        """Take Θ as it is, whatever the apply mode: what is held is not to be used any more.
+
+        Whole, at one boundary: of fragments applied one after the other, the first would be ruined
+        by the very next step's gradients, through those still to come. Nothing is handed in until
+        then; the steps in between are lost (`absent`).
+        """
         for state in self._fragments:
-            state.reload, state.snapshot, state.asked = True, None, None
+            state.reload, state.snapshot, state.asked, state.awaited = True, None, None, None
 
     def finish(self) -> None:
         """The last inner step is done; from now on boundaries hand in and apply without limits."""
@@ -149,6 +155,11 @@ class LearnerLedger:
     def loaded(self) -> bool:
         """Every fragment has been applied once."""
         return all(state.version != NOTHING_HELD for state in self._fragments)
+
+    @property
+    def reloading(self) -> bool:
+        """Whether Θ is waited for, to be taken as it is."""
+        return any(state.reload for state in self._fragments)
 
     def held(self) -> Held:
         """What a join states."""
@@ -207,6 +218,9 @@ class LearnerLedger:
         """
         per_boundary = -(-self.num_fragments // self.sync_every)
         free = unlimited or self.finishing or not self.loaded
+        if self.reloading:
+            whole = all(state.arrived or not state.reload for state in self._fragments)
+            return self._apply_arrived(None) if whole else []
         out = self._apply_arrived(None if free or self.wait == "overlap" else 2 * per_boundary)
         out += self._take_unasked()
         out += self._answer_pulls(now, None if free else 2 * per_boundary)

@@ -309,6 +309,32 @@ def test_reload_overwrites_in_any_mode():
     assert values.tensors[0]["p0"].item() == 2.0 and applied.tokens == 0
 
 
+def test_a_reload_is_taken_whole_and_hands_nothing_in_before():
+    """Fragment 0 alone would be ruined by the next step's gradients, through fragment 1."""
+    ledger, values = make(num_fragments=2)
+    step(ledger, values, by=float("nan"))
+    ledger.reload()
+    ledger.on_fragment(*fragment(0, (1, 0), value=2.0))
+    ledger.on_pull(pull(1, 0), 0.0)
+    assert ledger.boundary(0.0) == [] and ledger.reloading
+    step(ledger, values, by=float("nan"))
+    ledger.on_fragment(*fragment(1, (1, 0), value=3.0))
+    applied = ledger.boundary(0.0)
+    assert [one.fragment for one in applied] == [0, 1] and not ledger.reloading
+    assert [values.tensors[p][f"p{p}"].item() for p in (0, 1)] == [2.0, 3.0]
+    step(ledger, values)
+    assert only(ledger.boundary(0.0), Snapshot).steps == 1
+
+
+def test_a_reload_promised_by_a_generation_that_is_over_is_not_waited_for():
+    ledger, values = make()
+    step(ledger, values)
+    ledger.reload()
+    ledger.attach(welcome(1))
+    ledger.on_pull(pull(1, base=HELD), 0.0)
+    assert only(ledger.boundary(0.0), Snapshot).steps == 1
+
+
 def test_overlap_snapshots_at_the_own_step_and_applies_exactly_tau_later():
     ledger, values = make(num_fragments=2, sync_every=6, wait="overlap", overlap=2)
     for _ in range(2):
