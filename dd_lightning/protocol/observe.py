@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 from typing import Any
 
@@ -32,7 +33,7 @@ def learner_stats(member: Member, conductor: Conductor) -> dict[str, Any]:
         "boundary_ms_p99": _milliseconds(quantile(member.boundaries, 0.99)),
         "rtt_ms_p50": member.rtt_ms,
         "rho": member.rho_s,
-        "loss": fmean(member.losses) if member.losses else None,
+        "loss": _mean_loss(member),
         "steps_unreported_max": member.coalesced_most + 1 if member.state == LOST else 0,
         "version_gap": version_gap(member, conductor.run),
     }
@@ -107,7 +108,7 @@ def _learner(member: Member, run: RunState, now: float) -> dict[str, Any]:
         "steps_per_s": 1.0 / step_s if step_s and member.live else None,
         "tokens": member.account.odometer,
         "tokens_per_s": _rate(member),
-        "loss": fmean(member.losses) if member.losses else None,
+        "loss": _mean_loss(member),
         "version_gap": version_gap(member, run),
         "rounds_share": sum(took) / len(took) if took else None,
         "silent_s": now - member.reported_s,
@@ -130,6 +131,12 @@ def _tokens(run: RunState, learner: str) -> dict[str, float | None]:
         )
         for kind in ("merged", "lost", "pending")
     }
+
+
+def _mean_loss(member: Member) -> float | None:
+    """Over its last steps; None where they are not finite (it diverged): JSON has no NaN."""
+    mean = fmean(member.losses) if member.losses else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def _rate(member: Member) -> float | None:

@@ -50,7 +50,7 @@ class StatusBoard:
         return told[1] if told[0] == generation else (0, 0)
 
     def status(self, now: float) -> dict[str, Any]:
-        """Plain JSON values; NaN may be among them (a loss)."""
+        """Plain JSON values."""
         status = self._core_status(now)
         for learner, row in status["learners"].items():
             up, down = self.bytes_of(learner, row["generation"])
