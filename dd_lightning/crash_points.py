@@ -47,7 +47,22 @@ SYNCER_POINTS: dict[str, str] = {
 }
 """Name to the state in which the syncer dies there."""
 
-LEARNER_POINTS: dict[str, str] = {}
+LEARNER_POINTS: dict[str, str] = {
+    "learner.joining": "nothing was said to the syncer",
+    "learner.admitted": "it has a generation and holds nothing of Θ",
+    "learner.half_loaded": "some fragments are loaded, others are not",
+    "learner.loaded": "Θ is loaded, no step was made",
+    "learner.stepped": "a step was made that nobody has heard of",
+    "learner.snapshot_taken": "a snapshot for a round is in host memory only",
+    "learner.upload_encoded": "a contribution is ready to be sent",
+    "learner.upload_sent": "a contribution is on its way, the socket may hold half of it",
+    "learner.applied": "a fragment was applied, the syncer has not heard",
+    "learner.checkpoint_begun": "its own checkpoint is about to be written",
+    "learner.checkpoint_written": "its own checkpoint is there, the syncer has not heard",
+    "learner.finished": "the last step is done, nothing of it is handed in",
+    "learner.finish_said": "it has said so, its last work is not merged",
+    "learner.released": "its work is merged and on the disk, it has not left",
+}
 """Name to the state in which the learner dies there."""
 
 POINTS: tuple[str, ...] = (*SYNCER_POINTS, *LEARNER_POINTS)
@@ -108,6 +123,12 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Armed | Non
 
 
 _armed = from_environment()
+
+
+def arm(armed: Armed | None) -> None:
+    """For a process that was forked after this module was imported."""
+    global _armed
+    _armed = armed
 
 
 def reach(name: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from dd_lightning.crash_points import reach
 from dd_lightning.learner.payload import Coder
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.link_actions import Deliver, Fail, Reconnect, Send
@@ -237,8 +238,10 @@ class CommThread:
                     return
                 continue
             payload, data = self._coder.encode(upload)
+            reach("learner.upload_encoded")
             if not channel.send(self._link.stamp(upload, payload), data):
                 return  # lost: it is pulled again
+            reach("learner.upload_sent")
 
     def _donate(self, channel: Channel) -> bool:
         """A piece of inner state, when no contribution waits; lost: another donor is asked."""

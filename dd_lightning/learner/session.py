@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dd_lightning.crash_points import reach
 from dd_lightning.learner.comm import CommThread, Delivery
 from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.own_checkpoint import STATE_VERSION
@@ -23,6 +24,7 @@ from dd_lightning.protocol.held import Held, Snapshot
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.ledger import LearnerLedger, Outgoing
 from dd_lightning.protocol.messages import (
+    Applied,
     Checkpointed,
     Closed,
     FinishNow,
@@ -73,16 +75,22 @@ class LearnerSession:
 
     def open(self) -> None:
         """Join. Raises ConnectionError when no syncer was reached in time, or it refused."""
+        reach("learner.joining")
         self._comm.start()
         while self._ledger is None:
             self._wait_for_delivery("joining")
+        reach("learner.admitted")
 
     def load(self) -> None:
         """Take over Θ: every fragment once, before the first step. Raises as `open`."""
         assert self._ledger is not None  # open() comes first
         while not self._ledger.loaded:
             self._wait_for_delivery("loading the parameters")
-            self._hand_over(self._boundary())
+            out = self._boundary()
+            if out and not self._ledger.loaded:
+                reach("learner.half_loaded")
+            self._hand_over(out)
+        reach("learner.loaded")
         self._report()
 
     def exchange(self, state: InnerState) -> int | None:
@@ -126,6 +134,7 @@ class LearnerSession:
         ledger = self._ledger
         assert ledger is not None
         begun = self._comm.clock()
+        reach("learner.stepped")
         ledger.stepped(tokens)
         self._drain()
         out = self._boundary()
@@ -184,10 +193,12 @@ class LearnerSession:
         """Hand in what no merge has yet; bounded by `timeouts.flush`."""
         ledger = self._ledger
         assert ledger is not None
+        reach("learner.finished")
         ledger.finish()
         self._drain()
         self._hand_over(self._boundary())
         self._comm.call(self._link.finish, ledger.held(), reason, self._comm.clock())
+        reach("learner.finish_said")
         deadline = self._comm.clock() + self.config.timeouts.flush
         while not self._released and not self._told_to_stop():
             left = deadline - self._comm.clock()
@@ -283,6 +294,7 @@ class LearnerSession:
             self.finish_reason = message.reason or "told to finish"
         elif isinstance(message, Released):
             self._released = True
+            reach("learner.released")
         elif self._inner is not None:
             self._inner.take(message, delivery.payload, self.now())
 
@@ -323,6 +335,10 @@ class LearnerSession:
 
     def _hand_over(self, out: Sequence[Outgoing]) -> None:
         for item in out:
+            if isinstance(item, Snapshot):
+                reach("learner.snapshot_taken")
+            elif isinstance(item, Applied):
+                reach("learner.applied")
             send = self._link.contribute if isinstance(item, Snapshot) else self._link.say
             self._comm.call(send, item)
 

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
+from dd_lightning.crash_points import reach
 from dd_lightning.learner import own_checkpoint, schedules
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
@@ -263,7 +264,9 @@ class DecoupledDiLoCoStrategy(Strategy):
             if self._counter is not None and self._counter.step_is_open:
                 state["step"] += 1  # manual optimization: its boundary comes with the next batch
             checkpoint[CHECKPOINT_KEY] = state
+        reach("learner.checkpoint_begun")
         super().save_checkpoint(checkpoint, filepath, storage_options)
+        reach("learner.checkpoint_written")
         if self._session is not None:
             self._session.checkpointed(position)
 
