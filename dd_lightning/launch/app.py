@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dd_lightning.launch.refusals import one_line
 from dd_lightning.launch.run import LocalRun
-from dd_lightning.launch.settings import check
+from dd_lightning.launch.settings import Settings, check
 from dd_lightning.launch.task import check_task
 from dd_lightning.launch.view import open_view
 
@@ -53,7 +53,7 @@ def run_experiment(config: DictConfig) -> float | None:
     _refuse_used(folder)
     for sentence in settings.syncer.cautions():
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
-    outcome = LocalRun(settings, folder, data, open_view(folder)).execute()
+    outcome = _runner(settings)(settings, folder, data, open_view(folder)).execute()
     print(f"{outcome.status}: {folder}", flush=True)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
@@ -61,6 +61,15 @@ def run_experiment(config: DictConfig) -> float | None:
         reason = outcome.problems[0].partition("; end of ")[0]
         raise RunFailed(f"the run in {folder} failed: {reason}")
     return outcome.validation_loss
+
+
+def _runner(settings: Settings) -> type:
+    """What plays the run; imported where it is needed: a simulated run loads much more."""
+    if settings.values["mode"] == "simulate":
+        from dd_lightning.simulate.run import SimulatedRun
+
+        return SimulatedRun
+    return LocalRun
 
 
 def _refuse_used(folder: Path) -> None:

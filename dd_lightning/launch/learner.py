@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,28 @@ from dd_lightning.launch.step_floor import StepFloor
 from dd_lightning.launch.task import build_data, build_module, takes_slots
 from dd_lightning.learner.own_checkpoint import newest_whole
 from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
+from dd_lightning.learner.surroundings import Surroundings
 
 CHECKPOINTS = "checkpoints"
 
 
-def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) -> None:
+def train(
+    values: Mapping[str, Any],
+    learner: str,
+    folder: Path,
+    syncer: str,
+    *,
+    surroundings: Surroundings | None = None,
+    callbacks: Sequence[Callback] | None = None,
+) -> None:
     """Train one learner to its end.
 
     Args:
         values: the resolved configuration of the whole run.
         folder: this learner's own, `learners/<id>`; its newest readable checkpoint is gone on from.
         syncer: address, tcp://HOST:PORT.
+        surroundings: of a simulated learner.
+        callbacks: in place of the checkpoints and the step floor of a real one.
     """
     values = learner_values(values, learner)
     slots = values["algorithm"]["max_learners"] or values["learners"]
@@ -47,19 +58,21 @@ def train(values: Mapping[str, Any], learner: str, folder: Path, syncer: str) ->
     pl.seed_everything(values["seed"] + number_of(learner), workers=True)
     module = build_module(values)
     data = build_data(values, slot or 0, slots)  # `DataSlot` corrects it after the join
+    strategy = DecoupledDiLoCoStrategy(
+        syncer,
+        learner=learner,
+        data="none" if takes_slots(values) else "shard",
+        connect_timeout=values["timeouts"]["connect"],
+        data_slot=slot,
+    )
+    strategy.surroundings = surroundings
     trainer = pl.Trainer(
         **values["trainer"],
         devices=values["learner"]["devices"],
-        strategy=DecoupledDiLoCoStrategy(
-            syncer,
-            learner=learner,
-            data="none" if takes_slots(values) else "shard",
-            connect_timeout=values["timeouts"]["connect"],
-            data_slot=slot,
-        ),
+        strategy=strategy,
         default_root_dir=str(folder),
         logger=_logger(values["logger"], folder),
-        callbacks=_callbacks(values, learner, folder),
+        callbacks=_callbacks(values, learner, folder) if callbacks is None else list(callbacks),
     )
     last = newest_whole(folder / CHECKPOINTS)
     trainer.fit(module, datamodule=data, ckpt_path=None if last is None else str(last))

@@ -39,6 +39,7 @@ TOP_KEYS = (
     "timeouts",
     "evaluate",
     "checkpoint",
+    "simulate",
 )
 LAUNCHER_KEYS = (
     "name",
@@ -164,9 +165,7 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_mode(values: Mapping[str, Any]) -> None:
-    if values.get("mode") == "simulate":
-        raise ValueError("mode is 'simulate', which is not built yet; allowed: processes.")
-    checks.choice(values, "mode", ["processes"])
+    checks.choice(values, "mode", ["processes", "simulate"])
 
 
 def _check_launcher(values: Mapping[str, Any]) -> None:

@@ -1,0 +1,108 @@
+"""Threads that take turns: at any moment one of them runs, or the scheduler does.
+
+An actor runs ordinary blocking code (a `Trainer.fit`); where that code would wait for time to pass
+or for a message, it parks and the scheduler plays the next event. An actor that is killed drops
+what it holds where it stands, as a killed process does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from dd_lightning.simulate.random_state import RandomState
+from dd_lightning.simulate.virtual_time import BOUNDARIES_LAST, VirtualTime
+
+ALIVE_CHECK_S = 5.0  # of real time: how often the scheduler looks whether an actor's thread lives
+
+
+class Killed(BaseException):
+    """Raised in an actor that was killed, where it was parked."""
+
+
+class Actor:
+    """One thread with turns. `error` is what its function raised.
+
+    Args:
+        run: what it does, in its own thread.
+        order: when it runs among what happens at one instant (`virtual_time`).
+    """
+
+    def __init__(
+        self, name: str, run: Callable[[], None], time: VirtualTime, order: int = BOUNDARIES_LAST
+    ) -> None:
+        self.name = name
+        self.error: BaseException | None = None
+        self.ended = False
+        self._run, self._time, self._order = run, time, order
+        self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
+        self._random = RandomState.current()
+        self._killed = False
+        self._waits_for: object | None = None  # token of the wake-up that counts
+        self._thread = threading.Thread(target=self._main, name=f"simulate {name}", daemon=True)
+
+    # ------------------------------------------------------------------ scheduler
+
+    def start(self) -> None:
+        """Its first turn comes now."""
+        self._thread.start()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let it go on at this instant, if it is parked."""
+        token = self._waits_for = object()
+        self._time.at(self._time.now, lambda: self._turn(token), self._order)
+
+    def kill(self) -> None:
+        """End it where it stands; returns once its thread has left its code."""
+        if self.ended:
+            return
+        self._killed = True
+        self._waits_for = None
+        self._switch()
+
+    def _turn(self, token: object) -> None:
+        if token is self._waits_for and not self.ended:
+            self._waits_for = None
+            self._switch()
+
+    def _switch(self) -> None:
+        """Give it the turn, and take it back when it parks or ends."""
+        ours = RandomState.current()
+        self._random.restore()
+        self._mine.release()
+        while not self._theirs.acquire(timeout=ALIVE_CHECK_S):
+            if not self._thread.is_alive():
+                raise RuntimeError(f"the thread of {self.name} is gone without a word")
+        self._random = RandomState.current()
+        ours.restore()
+
+    # ------------------------------------------------------------------ its own thread
+
+    def park(self, until: float | None = None) -> None:
+        """Give the turn back until `until`, or until `wake`; None: until `wake`.
+
+        Raises:
+            Killed: it was killed meanwhile.
+        """
+        assert threading.current_thread() is self._thread, f"{self.name} parks in another's thread"
+        token = self._waits_for = object()
+        if until is not None:
+            self._time.at(until, lambda: self._turn(token), self._order)
+        self._theirs.release()
+        self._mine.acquire()
+        if self._killed:
+            raise Killed(self.name)
+
+    def _main(self) -> None:
+        self._mine.acquire()
+        try:
+            if not self._killed:
+                self._run()
+        except Killed:
+            pass  # what it held is gone with it
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended = True
+            self._theirs.release()

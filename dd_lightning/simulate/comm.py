@@ -1,0 +1,142 @@
+"""A learner's comm in virtual time: the comm thread's own code, without its thread."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import Any
+
+from dd_lightning.learner.comm import CommThread, Delivery
+from dd_lightning.protocol.learner_link import LearnerLink
+from dd_lightning.protocol.messages import TensorInfo
+from dd_lightning.simulate.actors import Actor
+from dd_lightning.simulate.channels import Session, VirtualLearnerChannel, VirtualNetwork
+
+
+class VirtualComm(CommThread):
+    """Runs the link at every event: a message, a command, a deadline. Waiting in `next` parks the
+    learner's actor.
+
+    Args:
+        index: of the learner, for its region.
+    """
+
+    def __init__(
+        self,
+        link: LearnerLink,
+        tensors: tuple[TensorInfo, ...],
+        network: VirtualNetwork,
+        actor: Actor,
+        index: int,
+    ) -> None:
+        super().__init__(link, self._never, tensors, network.time.clock)
+        self._network, self._time, self._actor, self._index = network, network.time, actor, index
+        self._session: Session | None = None
+        self._dialling = self._over = self._is_waiting = False
+        self._wake_at: float | None = None
+
+    @staticmethod
+    def _never() -> Any:
+        raise AssertionError("a virtual comm does not dial by itself")
+
+    # ------------------------------------------------------------------ the learner's actor
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._pump()
+
+    def call(self, command: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Run it now."""
+        command(*arguments, **options)
+        if not self._over:
+            self._pump()
+
+    def next(self, timeout_s: float) -> Delivery | None:
+        """The next delivery, parking at most so long of virtual time."""
+        self.check()
+        if timeout_s > 0 and self.inbox.empty():
+            self._is_waiting = True
+            self._actor.park(self._time.now + timeout_s)
+            self._is_waiting = False
+            self.check()
+        try:
+            return self.inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def stop(self, timeout_s: float) -> bool:
+        """Leave; nothing to wait for."""
+        del timeout_s
+        self._carry_out()
+        self.drop()
+        return True
+
+    def drop(self) -> None:
+        """The connection is dropped where it stands, as by a killed process."""
+        self._over = True
+        self._close()
+        if self._session is not None:
+            self._network.close_at_learner(self._session)
+
+    # ------------------------------------------------------------------ events
+
+    def _pump(self) -> None:
+        """What a turn of the comm thread does, at this instant."""
+        now = self._time.now
+        if self._channel is None and not self._dialling and not self._failed:
+            if now >= self._dial_at_s:
+                self._dialling = True
+                self._network.dial(self._index, self._event, self._connected)
+            else:
+                self._come_back(self._dial_at_s)
+        self._link.tick(now)
+        self._carry_out()
+        self._upload()
+        if (deadline := self._link.next_deadline()) is not None:
+            self._come_back(deadline)
+        channel = self._channel
+        if isinstance(channel, VirtualLearnerChannel) and channel.free_at > now:
+            self._come_back(channel.free_at)
+
+    def _come_back(self, when: float) -> None:
+        """At `when` at the latest; an earlier visit that is planned already will plan the next."""
+        if self._wake_at is not None and self._wake_at <= when:
+            return
+        self._wake_at = when
+        self._time.at(when, lambda: self._visit(when))
+
+    def _visit(self, planned: float) -> None:
+        if self._over or self._wake_at != planned:
+            return
+        self._wake_at = None
+        self._pump()
+        self._let_go_on()
+
+    def _connected(self, session: Session | None) -> None:
+        self._dialling = False
+        if self._over:
+            if session is not None:
+                self._network.close_at_learner(session)
+            return
+        if session is None:
+            self._back_off()
+            self._link.connection_failed("nobody listens", self._time.now)
+        else:
+            self._session = session
+            self._channel = VirtualLearnerChannel(self._network, session)
+            self._link.connected(self._time.now)
+        self._carry_out()
+        self._pump()
+        self._let_go_on()
+
+    def _event(self, event: Any) -> None:
+        if self._over:
+            return
+        self._take_in(event)
+        self._pump()
+        self._let_go_on()
+
+    def _let_go_on(self) -> None:
+        """A learner that waits for a delivery (or for bad news) looks at once."""
+        if self._is_waiting and (self._failed or not self.inbox.empty()):
+            self._actor.wake()

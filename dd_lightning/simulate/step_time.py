@@ -1,0 +1,106 @@
+"""How long an inner step takes in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+DISTRIBUTIONS = ("constant", "normal", "lognormal", "exponential")
+LEAST_SHARE = 0.05  # of the mean: no step is shorter
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Durations of the steps of every learner, each drawn from a stream of its own.
+
+    Args:
+        mean_s: seconds of a step of a learner of speed 1.
+        distribution: of the durations around the mean.
+        jitter: their standard deviation, as a share of the mean.
+        speeds: relative, learner k takes entry k modulo their number; 0.5 takes twice as long.
+        trace: measured durations in seconds, one a line, replayed in a circle (each learner starts
+            elsewhere) instead of the distribution.
+
+    Raises:
+        ValueError: a value out of its range, or a trace that cannot be read.
+    """
+
+    mean_s: float = 0.05
+    distribution: str = "constant"
+    jitter: float = 0.0
+    speeds: tuple[float, ...] = (1.0,)
+    trace: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mean_s < math.inf:
+            raise ValueError(f"simulate.step_s is {self.mean_s!r}; allowed: seconds above 0.")
+        if self.distribution not in DISTRIBUTIONS:
+            raise ValueError(
+                f"simulate.distribution is {self.distribution!r}; allowed: "
+                f"{' | '.join(DISTRIBUTIONS)}."
+            )
+        if not 0 <= self.jitter < 1:
+            raise ValueError(f"simulate.jitter is {self.jitter!r}; allowed: 0 to below 1.")
+        if not self.speeds or not all(0 < speed < math.inf for speed in self.speeds):
+            raise ValueError(f"simulate.speeds is {self.speeds!r}; allowed: numbers above 0.")
+        if self.distribution == "constant" and self.jitter and not self.trace:
+            raise ValueError(
+                f"simulate.jitter is {self.jitter}, which has no effect under "
+                "distribution=constant; choose normal, lognormal or exponential."
+            )
+
+    @classmethod
+    def from_config(cls, values: Mapping[str, Any]) -> StepTimes:
+        """From the group `simulate` of the configuration."""
+        speeds = values.get("speeds")
+        if speeds is not None and not isinstance(speeds, Sequence):
+            raise ValueError(f"simulate.speeds is {speeds!r}; allowed: null or a list of numbers.")
+        return cls(
+            mean_s=values["step_s"],
+            distribution=values["distribution"],
+            jitter=values["jitter"],
+            speeds=tuple(speeds) if speeds else (1.0,),
+            trace=_read(values["trace"]) if values.get("trace") else (),
+        )
+
+    def of(self, learner: int, seed: int) -> Iterator[float]:
+        """Endless durations of one learner; the same for the same seed."""
+        speed = self.speeds[learner % len(self.speeds)]
+        rng = Random(f"{seed}:step:{learner}")
+        position = rng.randrange(len(self.trace)) if self.trace else 0
+        while True:
+            if self.trace:
+                yield self.trace[position] / speed
+                position = (position + 1) % len(self.trace)
+            else:
+                yield max(LEAST_SHARE, self._relative(rng)) * self.mean_s / speed
+
+    def _relative(self, rng: Random) -> float:
+        """One duration as a share of the mean."""
+        if self.distribution == "normal":
+            return rng.gauss(1.0, self.jitter)
+        if self.distribution == "lognormal":
+            sigma = math.sqrt(math.log1p(self.jitter**2))
+            return rng.lognormvariate(-(sigma**2) / 2, sigma)
+        if self.distribution == "exponential":  # a fixed part, and a tail of the asked deviation
+            return 1 - self.jitter + (rng.expovariate(1 / self.jitter) if self.jitter else 0.0)
+        return 1.0
+
+
+def _read(path: str) -> tuple[float, ...]:
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"simulate.trace is {path!r}; allowed: a file of seconds, one a line.")
+    try:
+        found = tuple(float(line) for line in file.read_text().split())
+    except ValueError as error:
+        raise ValueError(
+            f"simulate.trace {file.name}: {error}; give seconds, one a line."
+        ) from None
+    if not found or not all(0 < value < math.inf for value in found):
+        raise ValueError(f"simulate.trace {file.name}: allowed: at least one, all seconds above 0.")
+    return found
