@@ -33,9 +33,11 @@ def objection(run: RunState, member: Member, message: Contribution) -> str | Non
     if message.base[0] > run.epoch:
         return "base"
     if member.account.overlaps(fragment, message.odometer, message.tokens):
-        upto = member.account.merged_upto[fragment]
-        # a repeat of what was merged is late, not wrong
-        return None if upto == (message.epoch, message.round) else "counters"
+        # its round may have closed, and a merge or the word of an apply overtaken it: then it is
+        # late, not wrong
+        round_ = run.book.open.get(fragment)
+        is_open = round_ is not None and round_.number == message.round
+        return "counters" if is_open or message.round >= run.book.next_round else None
     return None
 
 

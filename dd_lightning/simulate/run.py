@@ -67,11 +67,28 @@ class _Evaluations:
 
 
 class SimulatedRun:
-    """Plays one run; the same arguments and outcome as `launch.run.LocalRun`."""
+    """Plays one run; the same arguments and outcome as `launch.run.LocalRun`.
+
+    Args:
+        draw: make figures and the report.
+
+    Raises:
+        ValueError: a setting of `simulate.*` is wrong, or one is given that has no simulation yet.
+    """
 
     def __init__(
-        self, settings: Settings, folder: Path, data: pl.LightningDataModule, view: View
+        self,
+        settings: Settings,
+        folder: Path,
+        data: pl.LightningDataModule,
+        view: View,
+        draw: bool = True,
     ) -> None:
+        if (chaos := settings.values["chaos"]["name"]) != "none":
+            raise ValueError(
+                f"chaos is {chaos!r}, which is not built yet under mode=simulate; allowed: none."
+            )
+        self._draw = draw
         self._settings, self._folder, self._data, self._view = settings, folder, data, view
         values = settings.values
         self.time = VirtualTime()
@@ -110,7 +127,7 @@ class SimulatedRun:
             elif self._outcome.status == "finished":
                 self._evaluations.newest(final=True)
             self._outcome.validation_loss = finish_run(
-                self._folder, self._outcome.status, draw=not interrupt.requested
+                self._folder, self._outcome.status, draw=self._draw and not interrupt.requested
             )
         return self._outcome
 

@@ -58,7 +58,7 @@ def simulate(tmp_path_factory):
         settings = check(OmegaConf.to_container(config, resolve=True))
         folder = tmp_path_factory.mktemp("run")
         module = check_task(settings.values, settings.syncer.num_data_slots)
-        outcome = SimulatedRun(settings, folder, module, Silent()).execute()
+        outcome = SimulatedRun(settings, folder, module, Silent(), draw=False).execute()
         assert outcome.status == "finished", outcome.problems
         return folder, json.loads((folder / "summary.json").read_text())
 

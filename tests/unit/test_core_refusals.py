@@ -191,6 +191,21 @@ def test_a_contribution_is_refused_whole_and_its_learner_told(change, reason) ->
         assert [m.contributions[0].learner for m in core.merges] == ["1"]
 
 
+def test_a_contribution_that_an_apply_has_overtaken_is_late_and_not_refused() -> None:
+    core = ScriptedCore(learners=2, quorum=1, grace_rule="none").started("0", "1").opened(1)
+    slow = core.contribution("1", 1)
+    core.receive("0", core.contribution("0", 1), payload="x")  # the round closes without it
+    applied = msg.Applied(
+        generation=1, step=slow.step, fragment=0, version=(1, 1), odometer=slow.odometer,
+        steps=0, tokens=0, tokens_before=slow.tokens,
+    )  # fmt: skip
+    core.receive("1", applied)
+    assert core.events("lost")[-1]["cause"] == "absent"
+    core.receive("1", slow, payload="late")
+    assert core.events("contribution")[-1]["verdict"] == "late"
+    assert core.core.run.refusals == 0 and not core.sent("1", msg.Verdict)
+
+
 def test_non_finite_three_times_in_a_row_reloads() -> None:
     core = ScriptedCore(learners=2, quorum=1, grace_rule="none").started("0", "1").opened(1)
     for number in range(1, 4):
