@@ -25,6 +25,8 @@ from tests.fleet_learner import TICK, Life, Spec
 class Fleet:
     """Syncer, learners and what lies between; `run()` plays it to the end."""
 
+    life = Life
+
     def __init__(self, specs: list[Spec], seed: int = 0, **config) -> None:
         algorithm = config.pop("algorithm", {})
         self.config = SyncerConfig.load({"learners": len(specs), "algorithm": algorithm, **config})
@@ -78,7 +80,7 @@ class Fleet:
         return self
 
     def start(self, name: str, now: float, step0: int = 0) -> Life:
-        life = Life(self, name, self.specs[name], f"{name}-{next(self.serial)}", step0)
+        life = self.life(self, name, self.specs[name], f"{name}-{next(self.serial)}", step0)
         self.lives.append(life)
         self.current[name] = life
         life.begin(now)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dd_lightning.protocol.transfer import WINDOW
+
 
 def check_core(fleet: Any) -> None:
     """The ledger's identity, versions that only grow, rounds that close, state that is bounded."""
@@ -53,6 +55,12 @@ def check_bounded(fleet: Any) -> None:
     for member in run.members.values():
         assert len(member.rho) <= 4 * fragments and len(member.took_part) <= 4 * fragments
         assert len(member.outbox.waiting) <= fragments >= len(member.outbox.under_way)
+    receivers = fleet.core.donations.receivers
+    assert len(receivers) <= learners and all(
+        0 <= w.transfer.relayed - w.transfer.acknowledged <= WINDOW
+        for w in receivers.values()
+        if w.transfer is not None
+    )
     for life in fleet.current.values():
         assert len(life.link._uploads) <= 2 * fragments
 

@@ -124,12 +124,8 @@ class _Fit:
         if self._counts[entry.optimizer, entry.parameter] > MOST_ENTRIES:
             raise TransferError(f"{what}: more than {MOST_ENTRIES} entries")
         entry.num_bytes  # noqa: B018 (raises for a dtype that cannot travel)
-        factored = len(entry.shape) <= len(shape) and all(d in (1, *shape) for d in entry.shape)
-        if (
-            entry.length > 1
-            and entry.shape != shape
-            and not (factored and entry.length < torch.Size(shape).numel())
-        ):
+        numel = torch.Size(shape).numel()  # factored states are smaller, none is larger
+        if entry.length > 1 and entry.shape != shape and entry.length >= numel:
             raise TransferError(f"{what} has shape {entry.shape}, its parameter {shape}")
         if entry.number and (entry.shape != () or entry.dtype not in ("int64", "float64")):
             raise TransferError(f"{what}: {entry.dtype} {entry.shape} is not a number")

@@ -18,6 +18,7 @@ from dd_lightning.protocol.messages import (
     Inner,
     Message,
     StateChunk,
+    StateComing,
     StateFailed,
     StateLoaded,
     StateOver,
@@ -84,6 +85,8 @@ class InnerExchange:
         """A message about inner state."""
         if isinstance(message, DonateState):
             self._asked = message
+        elif isinstance(message, StateComing):
+            self._heard_s = now
         elif isinstance(message, StateOver):
             self._over(message)
         elif isinstance(message, StateChunk) and self.waiting and payload is not None:

@@ -20,6 +20,7 @@ from dd_lightning.protocol.messages import (
     DonateState,
     Inner,
     StateChunk,
+    StateComing,
     StateFailed,
     StateLoaded,
     StateOver,
@@ -76,6 +77,7 @@ class Donations:
                 return
             waiting = self.receivers[member.learner] = Receiver(member.generation, now)
         waiting.optimizer = message.optimizer
+        self.run.say(member.session, StateComing(generation=member.generation))
 
     def chunk(self, donor: Member, message: StateChunk, payload: object, now: float) -> None:
         """Relay it; what nobody waits for is dropped, and the donor told."""

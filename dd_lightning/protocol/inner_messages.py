@@ -89,6 +89,13 @@ class DonateState(Message):
     upto: int
 
 
+class StateComing(Message):
+    """To a receiver, whenever it describes its optimizer: it is waited for rightly, although
+    donors may be busy."""
+
+    generation: int
+
+
 class StateOver(Message):
     """To the donor: nothing more of that transfer is wanted. To the receiver (`transfer` 0): no
     state comes, begin without."""

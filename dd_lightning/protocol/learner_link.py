@@ -50,6 +50,7 @@ from dd_lightning.protocol.messages import (
     RoundKey,
     SendInitial,
     StateChunk,
+    StateComing,
     StateOver,
     Verdict,
     Welcome,
@@ -214,7 +215,7 @@ class LearnerLink:
                 return
         elif isinstance(message, StateOver):
             self.inner.over(message)
-        elif not isinstance(message, SendInitial | FinishNow | StateChunk):
+        elif not isinstance(message, SendInitial | FinishNow | StateChunk | StateComing):
             return  # not for a learner
         self._actions.append(Deliver(message, payload))
 

@@ -18,6 +18,7 @@ from dd_lightning.protocol.inner_messages import (
     DonateState,
     Inner,
     StateChunk,
+    StateComing,
     StateFailed,
     StateLoaded,
     StateOver,
@@ -331,6 +332,7 @@ TO_LEARNER = (
     | Released
     | DonateState
     | StateChunk
+    | StateComing
     | StateOver
     | Pong
 )
