@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,8 +17,7 @@ from dd_lightning.chaos.disk import SmallDisk
 from dd_lightning.chaos.injector import Injector
 from dd_lightning.launch.processes import Child
 from dd_lightning.launch.settings import Settings
-
-STARTED = "started"  # in syncer/: wall time of the run's start, of which its clock counts
+from dd_lightning.syncer.run_files import read_started
 
 
 class Children:
@@ -80,27 +80,37 @@ class RunChaos:
 
     def poll(self) -> None:
         """Fire what is due; called by the launcher's loop."""
-        started = self._folder / "syncer" / STARTED
-        if not self._plan.kinds or not (text := started.read_text() if started.exists() else ""):
+        if not self._plan.kinds:
             return
-        self._last_s = time.time() - float(text)
+        began = read_started(self._folder / "syncer")
+        if began is None:
+            return  # the run's clock does not go yet
+        self._last_s = time.time() - began.wall_s
         self._injector.poll(self._last_s)
 
     def release(self) -> None:
         """The processes are about to be ended: nothing stays stopped or full."""
         self._injector.close()
 
+    def unmount(self) -> str:
+        """After every process has ended: the small disk's files into the run folder.
+
+        Returns:
+            What went wrong, in words; "" where nothing did.
+        """
+        try:
+            if self._disk is not None:
+                self._disk.unmount()
+        except (OSError, shutil.Error) as error:
+            return f"the small disk of chaos={self._plan.name} stays mounted: {error}"
+        return ""
+
     def end(self, whole: bool) -> tuple[list[dict[str, Any]], list[str]]:
         """After every process has ended: events for the tape, and what of the plan did not happen.
 
         Args:
             whole: the run went to its end, so that what did not fire is the plan's failure.
-
-        Raises:
-            OSError: the small disk could not be unmounted.
         """
-        if self._disk is not None:
-            self._disk.unmount()
         name, guard = self._plan.name, self._plan.guard
         why = (
             "faults fire after the syncer's first checkpoint (chaos.not_before="

@@ -80,6 +80,8 @@ class LocalRun:
             finally:
                 self._chaos.release()
                 self._end()
+                if said := self._chaos.unmount():
+                    self._fail(said)
             events, unfired = self._chaos.end(
                 self._outcome.status == "finished" and not interrupt.requested
             )
