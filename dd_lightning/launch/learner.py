@@ -25,6 +25,7 @@ from dd_lightning.launch.data_slot import DataSlot, number_of, wanted_slot
 from dd_lightning.launch.leaving import Checkpoints, run_until_told
 from dd_lightning.launch.settings import learner_values, run_shape
 from dd_lightning.launch.step_floor import StepFloor
+from dd_lightning.launch.step_log import StepLog
 from dd_lightning.launch.task import build_data, build_module, takes_slots
 from dd_lightning.learner.own_checkpoint import newest_whole
 from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
@@ -97,6 +98,8 @@ def _callbacks(values: Mapping[str, Any], learner: str, folder: Path) -> list[Ca
     plan = FaultPlan.load(values["chaos"], run_shape(values))
     if plan.kinds:  # after the floor: what it lengthens is the padded step
         callbacks.append(FaultCallback(plan, learner, folder.parent.parent))
+    if values["launcher"]["step_log"]:
+        callbacks.append(StepLog(folder))
     return callbacks
 
 

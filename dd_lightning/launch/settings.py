@@ -47,6 +47,7 @@ LAUNCHER_KEYS = (
     "keys",
     "threads_per_process",
     "step_floor_s",
+    "step_log",
     "max_restarts",
     "restart_after_s",
 )
@@ -175,6 +176,7 @@ def _check_launcher(values: Mapping[str, Any]) -> None:
     checks.integer(values, "launcher.threads_per_process", 1)
     if values["launcher"].get("max_restarts") != "auto":
         checks.integer(values, "launcher.max_restarts", 0, word="auto")
+    checks.choice(values, "launcher.step_log", [False, True])
     for name in ("launcher.step_floor_s", "launcher.restart_after_s"):
         checks.seconds(values, name, positive=False)
     host, port = parse_listen(checks.get(values, "launcher.listen"))

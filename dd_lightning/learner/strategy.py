@@ -118,6 +118,11 @@ class DecoupledDiLoCoStrategy(Strategy):
         assert welcome is not None  # an open session has one
         return welcome.data_slot
 
+    @property
+    def boundary_s(self) -> float | None:
+        """Seconds that the last step boundary took, waits not counted; None before the first."""
+        return self._joined.boundary_s
+
     # ------------------------------------------------------------------ beginning
 
     def model_to_device(self) -> None:
