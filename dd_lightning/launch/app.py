@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dd_lightning.launch.refusals import one_line
+from dd_lightning.launch.resume import read_run, without_effect
 from dd_lightning.launch.run import LocalRun
 from dd_lightning.launch.settings import Settings, check
 from dd_lightning.launch.task import check_task
@@ -48,9 +49,15 @@ def run_experiment(config: DictConfig) -> float | None:
         KeyboardInterrupt: the run was interrupted, and has ended in order.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
-    settings = check(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    if (resume := values["launcher"].get("resume")) is not None:
+        values = read_run(folder, resume)
+        for sentence in without_effect(HydraConfig.get().overrides.task):
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+    settings = check(values)
     data = check_task(settings.values, settings.syncer.num_data_slots)
-    _refuse_used(folder)
+    if settings.resume is None:
+        _refuse_used(folder)
     for sentence in settings.syncer.cautions():
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
     outcome = _runner(settings)(settings, folder, data, open_view(folder)).execute()
@@ -76,7 +83,7 @@ def _refuse_used(folder: Path) -> None:
     if (folder / "tape.jsonl").exists():
         raise ValueError(
             f"hydra.run.dir is {str(folder)!r}, which holds a run already; allowed: a folder "
-            "without tape.jsonl."
+            "without tape.jsonl, or launcher.resume=last to go on with that run."
         )
 
 

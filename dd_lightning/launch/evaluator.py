@@ -23,7 +23,7 @@ import yaml
 
 from dd_lightning.launch.task import VALIDATION_LOSS, build_data, build_module
 from dd_lightning.launch.theta import load_theta
-from dd_lightning.report.read import EVALUATIONS
+from dd_lightning.report.read import EVALUATIONS, read_evaluations
 from dd_lightning.syncer.checkpoint import checkpoints, load_parameters
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Evaluator:
 
 def watch(evaluator: Evaluator, folder: Path, every_s: float) -> None:
     """Evaluate as long as stdin is open, then the last checkpoint."""
-    done: Path | None = None
+    done = _newest_evaluated(folder)
     due = 0.0
     ending = False
     while not ending:
@@ -102,6 +102,13 @@ def watch(evaluator: Evaluator, folder: Path, every_s: float) -> None:
             done, due = newest, time.monotonic() + every_s
     if found := checkpoints(folder / "syncer"):
         evaluator.evaluate(found[0], initial=False, final=True)
+
+
+def _newest_evaluated(folder: Path) -> Path | None:
+    """Of an earlier start of the run: it is not evaluated once more."""
+    path = folder / EVALUATIONS
+    files = [found["file"] for found in read_evaluations(path)] if path.exists() else []
+    return folder / "syncer" / files[-1] if files else None
 
 
 def _closed(timeout_s: float) -> bool:

@@ -51,6 +51,7 @@ def _complete(
     """Append `events`, evaluations with their checkpoint's time and tokens, and a lacking end."""
     checkpoints: dict[str, dict[str, Any]] = {}
     ended: dict[str, Any] = {}
+    written: set[tuple[Any, ...]] = set()  # evaluations, by an earlier start of the run
     last_s = 0.0
     for event in read_tape(path):
         last_s = max(last_s, event["t_s"])
@@ -58,10 +59,16 @@ def _complete(
             checkpoints[event["file"]] = event
         elif event["event"] == "run_end":
             ended = event
+        elif event["event"] == "syncer_start":
+            ended = {}  # a resumed run has not ended yet
+        elif event["event"] == "evaluation":
+            written.add(_which(event))
     writer = TapeWriter(path)
     for event in events:
         writer.write(**event)
     for found in read_evaluations(evaluations) if evaluations.exists() else ():
+        if _which(found) in written:
+            continue
         checkpoint = checkpoints.get(found["file"], {})
         known = {
             "checkpoint_t_s": checkpoint.get("t_s"),
@@ -73,3 +80,8 @@ def _complete(
         seconds = ended.get("seconds", last_s)
         writer.write("run_end", last_s, status=status, parameters_sha256=digest, seconds=seconds)
     writer.close()
+
+
+def _which(evaluation: Mapping[str, Any]) -> tuple[Any, ...]:
+    """One evaluation: of which checkpoint, and on what occasion."""
+    return tuple(evaluation.get(name) for name in ("file", "initial", "final"))

@@ -40,6 +40,7 @@ def train(
     folder: Path,
     syncer: str,
     *,
+    checkpoint: Path | None = None,
     surroundings: Surroundings | None = None,
     callbacks: Sequence[Callback] | None = None,
 ) -> None:
@@ -49,6 +50,7 @@ def train(
         values: the resolved configuration of the whole run.
         folder: this learner's own, `learners/<id>`; its newest readable checkpoint is gone on from.
         syncer: address, tcp://HOST:PORT.
+        checkpoint: gone on from where the folder has none.
         surroundings: of a simulated learner.
         callbacks: in place of the checkpoints and the step floor of a real one.
     """
@@ -75,7 +77,7 @@ def train(
         logger=_logger(values["logger"], folder),
         callbacks=_callbacks(values, learner, folder) if callbacks is None else list(callbacks),
     )
-    last = newest_whole(folder / CHECKPOINTS)
+    last = newest_whole(folder / CHECKPOINTS) or checkpoint
     trainer.fit(module, datamodule=data, ckpt_path=None if last is None else str(last))
 
 
@@ -108,13 +110,15 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="the run folder's config.yaml")
     parser.add_argument("--learner", required=True, help="id: 0 to M-1, or one of its own")
+    parser.add_argument("--checkpoint", type=Path, help="of a cut; its own newer ones come first")
     arguments = parser.parse_args(argv)
     if "DD_SYNCER" not in os.environ:
         parser.error("DD_SYNCER is not set; give the syncer's address, as tcp://127.0.0.1:29400")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     values = yaml.safe_load(arguments.config.read_text())
     folder = arguments.config.absolute().parent / "learners" / arguments.learner
-    run_until_told(lambda: train(values, arguments.learner, folder, os.environ["DD_SYNCER"]))
+    address, checkpoint = os.environ["DD_SYNCER"], arguments.checkpoint
+    run_until_told(lambda: train(values, arguments.learner, folder, address, checkpoint=checkpoint))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ from dd_lightning.launch.interrupt import Interrupt
 from dd_lightning.launch.keys import ensure_keys, learner_environment, syncer_arguments
 from dd_lightning.launch.processes import Child, scrubbed_environment
 from dd_lightning.launch.settings import Settings, parse_listen
+from dd_lightning.syncer.checkpoint import newest_checkpoint
 from dd_lightning.transport.rendezvous import lookup
 
 CONFIG = "config.yaml"
 SYNCER_CONFIG = "syncer.yaml"
+CUTS = "cuts"  # folder of consistent cuts, the syncer's and each learner's
 PROXY_CONFIG = "proxy.json"
 READY_POLL_S = 0.05
 
@@ -52,6 +54,8 @@ class Roles:
         self.folder = folder
         self._interrupt = interrupt
         self.address = ""  # of the syncer's store, once it listens
+        self._cut = settings.cut
+        self._since_s = time.time()
         self._threads = settings.launcher["threads_per_process"]
 
     def start_syncer(self, resume: bool = False, nice: int = 0) -> Child:
@@ -64,11 +68,18 @@ class Roles:
         command = _python("-m", "dd_lightning.cli", "syncer")
         command += ["--listen", self.settings.launcher["listen"], "--run-dir", str(self.folder)]
         command += ["--config", str(self.folder / SYNCER_CONFIG), *(["--resume"] if resume else [])]
+        if resume and self._cut is not None and not self._has_checkpoint_of_its_own():
+            command += ["--cut", self._cut]
         command += syncer_arguments(self.folder)
         if aim := (self.settings.values["logger"] or {}).get("aim"):
             command += ["--aim", aim["repo"], "--aim-experiment", aim["experiment"]]
         launched = {"DD_LAUNCHED": "1"}  # the summary is the launcher's, who knows the evaluations
         return self._child("syncer", command, self.folder / "syncer.log", launched, nice=nice)
+
+    def _has_checkpoint_of_its_own(self) -> bool:
+        """One that was written since this launch: those before it may be later than the cut."""
+        newest = newest_checkpoint(self.folder / "syncer")
+        return newest is not None and newest.stat().st_mtime > self._since_s
 
     def syncer_ready(self, syncer: Child) -> None:
         """Wait until the syncer has printed its address.
@@ -133,7 +144,10 @@ class Roles:
         environment |= learner_environment(self.folder, learner)
         module = "dd_lightning.launch.learner"
         command = _python("-m", module, str(self.folder / CONFIG), "--learner", learner)
-        log = self.folder / "learners" / learner / "learner.log"
+        own = self.folder / "learners" / learner
+        if self._cut is not None and (cut := own / CUTS / f"{self._cut}.ckpt").is_file():
+            command += ["--checkpoint", str(cut)]
+        log = own / "learner.log"
         return self._child(f"learner {learner}", command, log, environment, nice=nice)
 
     def start_evaluator(self) -> Child:

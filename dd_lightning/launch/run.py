@@ -19,6 +19,7 @@ from dd_lightning.launch.finish import finish_run
 from dd_lightning.launch.interrupt import Interrupt
 from dd_lightning.launch.processes import end_all
 from dd_lightning.launch.rejoins import SYNCER, learner_role
+from dd_lightning.launch.resume import put_aside
 from dd_lightning.launch.roles import ChildFailed, Roles, write_configs
 from dd_lightning.launch.settings import Settings
 from dd_lightning.launch.supervision import DONE, GIVE_UP, LEFT, RESTART, Supervisor
@@ -44,7 +45,7 @@ class LocalRun:
     """Starts, watches and ends the processes of one run.
 
     Args:
-        folder: the run folder; it must not hold a run yet.
+        folder: the run folder; it holds a run exactly where `launcher.resume` is given.
         data: a datamodule of the task, whose `prepare_data` is called once before all else.
         view: what is shown meanwhile.
     """
@@ -68,7 +69,10 @@ class LocalRun:
 
     def execute(self) -> Outcome:
         """Run to the end, whatever it is, and leave no process behind."""
-        write_configs(self._settings, self._folder)
+        if self._settings.resume is None:
+            write_configs(self._settings, self._folder)
+        elif self._settings.cut is not None:
+            put_aside(self._folder, self._settings.cut)
         self._data.prepare_data()  # nothing runs yet: Ctrl-C may end the launcher right here
         with self._interrupt as interrupt, self._view:
             try:
@@ -96,7 +100,7 @@ class LocalRun:
 
     def _start(self) -> None:
         self._chaos.begin()
-        syncer = self._family.start(SYNCER)
+        syncer = self._family.start(SYNCER, resume=self._settings.resume is not None)
         self._family.start(EVALUATOR)  # reads version 0 while learners start
         self._roles.syncer_ready(syncer)
         self._view.say(f"syncer listens at {self._roles.address}")

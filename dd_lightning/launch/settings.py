@@ -50,7 +50,9 @@ LAUNCHER_KEYS = (
     "step_log",
     "max_restarts",
     "restart_after_s",
+    "resume",
 )
+LAST = "last"  # launcher.resume: from the newest checkpoints
 LOGGERS = ("csv", "aim")
 OVERRIDABLE = ("trainer", "task")
 MAX_LOCAL_LEARNERS = 200  # each has a loopback address of its own, 127.0.1.1 to 127.0.1.200
@@ -82,6 +84,16 @@ class Settings:
         if given != "auto":
             return given
         return ENOUGH_RESTARTS if self.faults.kills else 0
+
+    @property
+    def resume(self) -> str | None:
+        """`last` or a cut's id, where an existing run is gone on with."""
+        return self.launcher.get("resume")
+
+    @property
+    def cut(self) -> str | None:
+        """The cut's id, where the run goes on from one."""
+        return None if self.resume == LAST else self.resume
 
     @property
     def launcher(self) -> dict[str, Any]:
@@ -177,11 +189,20 @@ def _check_launcher(values: Mapping[str, Any]) -> None:
     if values["launcher"].get("max_restarts") != "auto":
         checks.integer(values, "launcher.max_restarts", 0, word="auto")
     checks.choice(values, "launcher.step_log", [False, True])
+    _check_resume(values["launcher"].get("resume"))
     for name in ("launcher.step_floor_s", "launcher.restart_after_s"):
         checks.seconds(values, name, positive=False)
     host, port = parse_listen(checks.get(values, "launcher.listen"))
     if port:
         _check_port_free(host, port)
+
+
+def _check_resume(resume: Any) -> None:
+    if resume is not None and not (isinstance(resume, str) and resume.isidentifier()):
+        raise ValueError(
+            f"launcher.resume is {resume!r}; allowed: null, last, or the id of a cut, as c1 "
+            "(`dd-lightning checkpoint` says it)."
+        )
 
 
 def parse_listen(listen: Any) -> tuple[str, int]:

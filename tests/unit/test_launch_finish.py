@@ -64,6 +64,23 @@ def test_the_end_is_the_worse_of_what_syncer_and_launcher_saw(tmp_path, written,
     assert [event["event"] for event in read_tape(tmp_path / "tape.jsonl")][-1] == "run_end"
 
 
+def test_a_resumed_run_adds_only_what_is_new(tmp_path):
+    write_tape(tmp_path, end="interrupted")
+    path = tmp_path / "evaluations.jsonl"
+    path.write_text(evaluation("step-1-0.ckpt", 5.5, initial=True))
+    finish_run(tmp_path, "interrupted", draw=False)
+    tape = TapeWriter(tmp_path / "tape.jsonl")
+    tape.write("syncer_start", 12.0, epoch=2, versions=[])  # and killed before it could end
+    tape.close()
+    path.write_text(path.read_text() + evaluation("step-1-9.ckpt", 2.5, final=True))
+    assert finish_run(tmp_path, "finished", draw=False) == 2.5
+    events = list(read_tape(tmp_path / "tape.jsonl"))
+    files = [event["file"] for event in events if event["event"] == "evaluation"]
+    assert files == ["step-1-0.ckpt", "step-1-9.ckpt"]
+    ends = [event["status"] for event in events if event["event"] == "run_end"]
+    assert ends == ["interrupted", "finished"]
+
+
 def test_without_a_tape_there_is_nothing_to_finish(tmp_path):
     assert finish_run(tmp_path, "failed") is None
     assert list(tmp_path.iterdir()) == []
