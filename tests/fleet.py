@@ -19,6 +19,7 @@ from dd_lightning.protocol import messages as msg
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.syncer_core import SyncerCore
 from tests.fleet_checks import check_core, check_learner
+from tests.fleet_cuts import FleetCuts
 from tests.fleet_learner import TICK, Life, Spec
 
 
@@ -54,6 +55,7 @@ class Fleet:
         self.hooks: list[Callable[[Fleet], None]] = []
         self.merge_log: list[tuple[float, act.Merge]] = []
         self.down_busy: dict[str, float] = {}
+        self.cuts = FleetCuts(self)
         self.core = SyncerCore(self.config, run_id="r", epoch=1)
         for name, spec in self.specs.items():
             self.at(spec.start, lambda t, name=name: self.start(name, t))
@@ -79,8 +81,9 @@ class Fleet:
                 hook(self)
         return self
 
-    def start(self, name: str, now: float, step0: int = 0) -> Life:
-        life = self.life(self, name, self.specs[name], f"{name}-{next(self.serial)}", step0)
+    def start(self, name: str, now: float, step0: int = 0, part: dict | None = None) -> Life:
+        serial = next(self.serial)
+        life = self.life(self, name, self.specs[name], f"{name}-{serial}", step0, part=part)
         self.lives.append(life)
         self.current[name] = life
         life.begin(now)
@@ -90,8 +93,14 @@ class Fleet:
 
     def kill(self, name: str, back_after: float | None = None, from_step: int = 0) -> None:
         self.current[name].kill(self.now)
+        restores = self.cuts.restores
+
+        def again(now: float) -> None:
+            if self.cuts.restores == restores:  # else its id is held by who came from the cut
+                self.start(name, now, from_step)
+
         if back_after is not None:
-            self.at(self.now + back_after, lambda t: self.start(name, t, from_step))
+            self.at(self.now + back_after, again)
 
     def cut(self, name: str, seconds: float, silent: bool = False) -> None:
         """The link is dead for so long; `silent`: neither side sees the connection close."""
@@ -226,6 +235,10 @@ class Fleet:
             self.merge(action)
         elif isinstance(action, act.Record):
             self.tape.append({"event": action.event, "t_s": now, **action.fields})
+        elif isinstance(action, act.WriteCheckpoint) and "cut" in action.state:
+            self.cuts.write(action.state, now)
+        elif isinstance(action, act.CutDone | act.CutFailed):
+            self.cuts.ended(action)
         elif isinstance(action, act.WriteCheckpoint):
             self.saved = {
                 "state": action.state,
@@ -269,6 +282,7 @@ class Fleet:
     def check(self) -> None:
         """After every event."""
         if self.syncer_up:
+            self.cuts.carry_over()
             check_core(self)
             for life in self.current.values():
                 check_learner(self, life)

@@ -20,9 +20,11 @@ def check_core(fleet: Any) -> None:
         if p < len(fleet.newest):
             assert version >= fleet.newest[p], f"fragment {p} fell from {fleet.newest[p]}"
     fleet.newest = list(run.versions) or fleet.newest
+    held_back = fleet.core.conductor.closing.held_back
     for round_ in run.book.open.values():
         age = fleet.now - round_.opened_s
-        assert age <= run.config.timeouts.round + 1e-6, f"round {round_.key} is open for {age} s"
+        most = run.config.timeouts.round + (run.config.timeouts.cut if held_back(round_) else 0)
+        assert age <= most + 1e-6, f"round {round_.key} is open for {age} s"
     check_bounded(fleet)
 
 

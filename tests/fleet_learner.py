@@ -60,6 +60,9 @@ class Life:
     spec: Spec
     incarnation: str
     step0: int = 0
+    part: dict | None = None  # of a cut: what it is restored from
+    order: msg.TakeCut | None = None
+    recorded: msg.CutRecorded | None = None
     toy: Toy | None = None
     ledger: LearnerLedger | None = None
     link: LearnerLink = None  # type: ignore[assignment]
@@ -85,6 +88,8 @@ class Life:
             learner=self.name, incarnation=self.incarnation, number=0, tensors=tensors,
             dtype="float64", step=self.step0, host="h", pid=1,
         )  # fmt: skip
+        if self.part is not None:
+            join = self.fleet.cuts.join_of(self, join)
         self.link = LearnerLink(join, now=now, address="virtual", connect_timeout_s=1e6)
         self.connect(now)
 
@@ -142,7 +147,12 @@ class Life:
                 self.ledger = LearnerLedger.from_config(
                     self.toy, self.fleet.config, len(message.fragments), step=self.step0
                 )
-            self.ledger.attach(message)
+                if message.cut:
+                    self.fleet.cuts.resume(self, message)
+            if not message.cut:
+                self.ledger.attach(message)
+            if message.reload:
+                self.ledger.reload()
             if message.send_initial:
                 self.hand_in_initial()
         elif isinstance(message, msg.SendInitial):
@@ -156,6 +166,12 @@ class Life:
         elif isinstance(message, msg.Verdict):
             if message.reload:
                 self.ledger.reload()
+        elif isinstance(message, msg.TakeCut):
+            self.order = message
+            self.fleet.cuts.ordered(self, now)
+        elif isinstance(message, msg.CutOver):
+            if self.order is not None and self.order.cut == message.cut:
+                self.order = None
         elif isinstance(message, msg.FinishNow):
             self.told = True
         elif isinstance(message, msg.Released):
@@ -224,6 +240,7 @@ class Life:
             self.next_step(now)
 
     def next_step(self, now: float) -> None:
+        self.fleet.cuts.batch_ends(self, now)
         begin = max(now, self.paused_until)
         if begin > now:
             self.link.report(self.ledger.held(), now, state="paused")

@@ -99,9 +99,26 @@ class Record:
 class WriteCheckpoint:
     """Write Θ, the outer optimizer and `state`; then call `core.checkpointed(state)`.
 
-    Issued only while no merge is outstanding; merges issued later must be done after it."""
+    Issued only while no merge is outstanding; merges issued later must be done after it. With a
+    `cut` in its state it is the syncer's record of that cut: `core.cut_saved` is called instead."""
 
     state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CutDone:
+    """A consistent cut is complete: all its files are on disk. `manifest`: plain JSON values."""
+
+    cut: str
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CutFailed:
+    """A consistent cut came to nothing, and why; the run goes on as if it had not been asked."""
+
+    cut: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +151,8 @@ Action = (
     | SetInitial
     | Record
     | WriteCheckpoint
+    | CutDone
+    | CutFailed
     | CloseSession
     | Warn
     | Done

@@ -5,6 +5,8 @@ An id has one living holder. Messages of an ended generation get `Rejoin` and do
 
 from __future__ import annotations
 
+from typing import Any
+
 from dd_lightning.protocol.accounts import Account
 from dd_lightning.protocol.layout import build_layout
 from dd_lightning.protocol.members import (
@@ -23,6 +25,7 @@ from dd_lightning.protocol.messages import (
 )
 from dd_lightning.protocol.refusals import RefusedJoins
 from dd_lightning.protocol.run_state import RunState
+from dd_lightning.protocol.whole_restore import WholeRestore
 
 
 class Admission:
@@ -31,6 +34,7 @@ class Admission:
     def __init__(self, run: RunState) -> None:
         self.run = run
         self.refused = RefusedJoins(run)
+        self.whole: WholeRestore | None = None  # of a run that was restored from a cut
 
     def join(self, session: str, message: Join, now: float, peer_address: str) -> Member | None:
         """Admit, re-attach, repeat the answer, or refuse. The member, if this is a new one."""
@@ -122,8 +126,11 @@ class Admission:
         run = self.run
         if run.layout is None:
             run.set_layout(build_layout(message.tensors, run.config.algorithm))
-        known = run.accounts.get(message.incarnation)
+        part = self._part(message, now)
+        known = self._account(message, part)
+        outlived = part is None and message.continues and message.epoch < run.lineage_epoch
         continues = message.continues and len(message.versions) == len(run.versions)
+        continues = continues and not outlived and (part is not None or not message.cut)
         for account in run.accounts.values():
             if account.learner == message.learner and account.incarnation != message.incarnation:
                 account.ended = account.ended or "dead"
@@ -146,7 +153,12 @@ class Admission:
         run.sessions[session] = (member.learner, generation)
         run.lost_at.pop(message.learner, None)
         run.ever_joined = True
-        self._hand_over(member, continues, known is not None)
+        if part is not None and self.whole is not None:
+            self.whole.take_back(member, part)
+        else:
+            self._hand_over(member, continues)
+        if outlived:
+            self._undo(member)
         member.join_row = dict(
             t_s=now,
             learner=member.learner,
@@ -163,12 +175,41 @@ class Admission:
             dtype=message.dtype,
             step=message.step,
             planned=run.config.learners is None or slot < run.config.learners,
+            former=message.former if part is not None else "",
         )
         member.donated = message.wants_state and run.initialized and self._start_step(member) > 0
         if not member.donated:  # else once the transfer has ended, one way or the other
             run.record_join(member, generation)
         self._welcome(member)
+        if self.whole is not None:
+            self.whole.joined(member, now)
         return member
+
+    def _part(self, message: Join, now: float) -> dict[str, Any] | None:
+        """The row of the cut that this join carries on, in a run restored from it."""
+        if self.whole is None:
+            return None
+        self.whole.begin(now)
+        return self.whole.row_of(message)
+
+    def _account(self, message: Join, part: dict[str, Any] | None) -> Account | None:
+        """The account of this incarnation; or of the one whose part of a cut it carries on."""
+        accounts = self.run.accounts
+        known = accounts.get(message.incarnation)
+        former = accounts.get(message.former)
+        if known is not None or former is None or former.learner != message.learner:
+            return known
+        if former.ended or (message.cut and part is None):
+            return None
+        del accounts[message.former]
+        former.incarnation = message.incarnation
+        return former
+
+    def _undo(self, member: Member) -> None:
+        """It lived on beside a restore of the run: what it did since the cut is undone."""
+        member.reload = True
+        for fragment in range(len(self.run.versions)):
+            member.account.advance(fragment, member.join.odometer, "rollback", self.run.book_loss)
 
     @staticmethod
     def _carry_over(previous: Member, member: Member) -> None:
@@ -191,7 +232,7 @@ class Admission:
             return wanted
         return next(slot for slot in range(slots) if slot not in taken)
 
-    def _hand_over(self, member: Member, continues: bool, known: bool) -> None:
+    def _hand_over(self, member: Member, continues: bool) -> None:
         """Which fragments the learner gets, and which wait for its contribution first."""
         run, join = self.run, member.join
         fragments = range(len(run.versions))
@@ -254,6 +295,8 @@ class Admission:
                 start_step=self._start_step(member),
                 peer_address=member.peer_address,
                 donated=member.donated,
+                cut=member.join.cut if member.resumes else "",
+                reload=member.reload,
             ),
         )
 

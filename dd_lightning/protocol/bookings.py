@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dd_lightning.protocol.members import Member
 from dd_lightning.protocol.messages import Applied
 from dd_lightning.protocol.run_state import RunState
@@ -13,7 +15,9 @@ class Bookings:
     def __init__(self, run: RunState) -> None:
         self.run = run
         self.deliveries: dict[int, tuple[int, float, int]] = {}  # fragment: n, closed_s, received
-        self.waiting_applies: dict[tuple[str, int, int], Member] = {}  # incarnation, p, settled
+        # (incarnation, p, settled) to the learner and the cut it had recorded before
+        self.waiting_applies: dict[tuple[str, int, int], tuple[Member, str]] = {}
+        self.put_off: Callable[[str], bool] = lambda cut: False  # while that cut is under way
 
     def applied(self, member: Member, message: Applied) -> None:
         """The learner applied a fragment: what it overwrote is lost, once any round that holds a
@@ -33,20 +37,27 @@ class Bookings:
                 fragment=message.fragment,
                 version=list(message.version),
             )
-        account, settled = member.account, message.odometer - message.tokens
-        account.saw(message.odometer)
-        if settled > account.settled(message.fragment):
-            key = (account.incarnation, message.fragment, settled)
-            self.waiting_applies[key] = member
+        self.states(member, message.fragment, message.odometer, message.tokens, message.cut)
         self.settle_waiting()
+
+    def states(
+        self, member: Member, fragment: int, odometer: int, tokens: int, cut: str = ""
+    ) -> None:
+        """The learner holds so many tokens of the fragment: all before them is settled."""
+        account, settled = member.account, odometer - tokens
+        account.saw(odometer)
+        if settled > account.settled(fragment):
+            self.waiting_applies[account.incarnation, fragment, settled] = (member, cut)
 
     def settle_waiting(self) -> None:
         """Book what waited for a round to close, then the ends of incarnations."""
         run = self.run
         busy = {round_.fragment for round_ in run.book.all()}
         cause = "mixed" if run.config.algorithm.apply == "mix" else ""
-        for (incarnation, fragment, settled), member in list(self.waiting_applies.items()):
-            if fragment not in busy:  # else, roster or not, a contribution may still come
+        waiting = list(self.waiting_applies.items())
+        for (incarnation, fragment, settled), (member, cut) in waiting:
+            # roster or not, a contribution may still come while a round of it is open
+            if fragment not in busy and not self.put_off(cut):
                 member.account.advance(fragment, settled, cause, run.book_loss)
                 del self.waiting_applies[incarnation, fragment, settled]
         unbooked = {incarnation for incarnation, _, _ in self.waiting_applies}

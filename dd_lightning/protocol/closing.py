@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dd_lightning.protocol.actions import Merge
 from dd_lightning.protocol.bookings import Bookings
 from dd_lightning.protocol.members import Member, median_step
@@ -23,6 +25,7 @@ class Closing:
         self.outstanding = 0  # merges handed out and not yet reported
         self.held_merges: list[Merge] = []  # closed while a checkpoint waits
         self.hold = False
+        self.held_back: Callable[[Round], bool] = lambda round_: False  # by a cut under way
         self.quorum_times: dict[tuple[int, int], float | None] = {}  # of recent rounds
 
     def strike_from(self, round_: Round, learner: str, now: float) -> None:
@@ -75,8 +78,11 @@ class Closing:
         )
 
     def close(self, round_: Round, now: float) -> None:
-        """It takes no more; what it holds is merged, now or after the checkpoint that waits."""
+        """It takes no more; what it holds is merged, now or after the checkpoint that waits. Not
+        yet, when a cut under way holds it back."""
         run = self.run
+        if self.held_back(round_):
+            return
         run.book.close(round_, now)
         if round_.quorum_s is not None and not round_.last and not round_.reanchor:
             run.grace.spent.add(now - round_.quorum_s)

@@ -168,8 +168,11 @@ class Conductor:
 
     def grace_over(self, now: float) -> bool:
         """A grace window has run out: `tick` is due at this instant."""
-        deadlines = [round_.deadline for round_ in self.run.book.open.values()]
-        return any(deadline is not None and deadline <= now for deadline in deadlines)
+        for round_ in self.run.book.open.values():
+            deadline = round_.deadline
+            if deadline is not None and deadline <= now and not self.closing.held_back(round_):
+                return True
+        return False
 
     def deadlines(self, now: float) -> list[float]:
         """When `tick` has something to do."""

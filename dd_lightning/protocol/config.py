@@ -132,6 +132,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pull_least: float = 2.0  # a pull is repeated after max(this, 4 median steps + RTT)
     round: float = 60.0  # a member that has not contributed is struck from the roster
     reanchor: float = 30.0  # a new epoch's first merges wait for the learners so long
+    cut: float = 20.0  # a consistent cut holds back rounds at most so long
     finish: float = 60.0  # a straggler may train on so long after the last other is done
     flush: float = 90.0  # a finished learner waits so long for its last merges
     rejoin: float = 10.0  # a lost learner is expected back so long before the run may end

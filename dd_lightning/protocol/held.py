@@ -51,6 +51,7 @@ class Snapshot:
     boundary_wait_s: float = 0.0
     final: bool = False
     unasked: bool = False
+    cut: str = ""  # the last consistent cut that was recorded before
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from dd_lightning.protocol.config import SyncerConfig, Timeouts
 from dd_lightning.protocol.held import Held, Snapshot
 from dd_lightning.protocol.id_wait import IdWait
 from dd_lightning.protocol.inner_link import InnerLink
+from dd_lightning.protocol.joining import join_of, settle_cut
 from dd_lightning.protocol.link_actions import (
     Deliver,
     Fail,
@@ -31,6 +32,7 @@ from dd_lightning.protocol.link_actions import (
 from dd_lightning.protocol.messages import (
     Closed,
     Contribution,
+    CutOver,
     DonateState,
     Finish,
     FinishNow,
@@ -52,6 +54,7 @@ from dd_lightning.protocol.messages import (
     StateChunk,
     StateComing,
     StateOver,
+    TakeCut,
     Verdict,
     Welcome,
 )
@@ -91,7 +94,7 @@ class LearnerLink:
         self.progress = ProgressReport()
         self.inner = InnerLink(join.wants_state)
         self._template = join
-        self._held = Held(join.step, join.odometer, (), ())
+        self._held = Held(join.step, join.odometer, join.versions, join.pending)
         self._number = 0
         self._address, self._via = address, via
         self._started_s, self._connect_timeout_s = now, connect_timeout_s
@@ -171,6 +174,9 @@ class LearnerLink:
         self._id_wait = IdWait()
         self.run_id, self.fingerprint = welcome.run_id, welcome.fingerprint
         self.timeouts = SyncerConfig.load(welcome.config).timeouts
+        self._template, self._held = settle_cut(self._template, self._held, welcome)
+        if welcome.cut:  # it holds every fragment
+            self._missing, self._connect_by = set(), None
         if self._missing is None:
             self._missing = set(range(len(welcome.fragments)))
         if self._connect_by is not None:
@@ -215,7 +221,9 @@ class LearnerLink:
                 return
         elif isinstance(message, StateOver):
             self.inner.over(message)
-        elif not isinstance(message, SendInitial | FinishNow | StateChunk | StateComing):
+        elif not isinstance(
+            message, SendInitial | FinishNow | StateChunk | StateComing | TakeCut | CutOver
+        ):
             return  # not for a learner
         self._actions.append(Deliver(message, payload))
 
@@ -353,28 +361,16 @@ class LearnerLink:
 
     def _send_join(self, now: float) -> None:
         self._join_sent_s = now
-        held, continues = self._held, bool(self._held.versions)
-        self._actions.append(
-            Send(
-                replace(
-                    self._template,
-                    number=self._number,
-                    run_id=self.run_id,
-                    generation=self.generation,
-                    continues=continues,
-                    step=held.step,
-                    odometer=held.odometer,
-                    versions=held.versions,
-                    pending=held.pending if continues else (),
-                    wants_state=self.inner.wants_state,
-                    state_from=(
-                        "self"
-                        if continues and not self.inner.wants_state
-                        else self._template.state_from
-                    ),
-                )
-            )
+        join = join_of(
+            self._template,
+            self._held,
+            self.inner.wants_state,
+            number=self._number,
+            run_id=self.run_id,
+            generation=self.generation,
+            epoch=self.epoch,
         )
+        self._actions.append(Send(join))
 
     def _send(self, message: Any) -> None:
         self._actions.append(Send(replace(message, generation=self.generation)))

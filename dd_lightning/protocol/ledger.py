@@ -53,6 +53,7 @@ class LearnerLedger:
     odometer: int = 0
     epoch: int = 0
     finishing: bool = False
+    cut: str = ""  # the last consistent cut that this learner has recorded its part of
     _fragments: list[FragmentState] = field(init=False)
     _schedule: OwnSchedule = field(init=False)
     _writer: ApplyWriter = field(init=False)
@@ -162,11 +163,12 @@ class LearnerLedger:
         return any(state.reload for state in self._fragments)
 
     def held(self) -> Held:
-        """What a join states."""
+        """What a join states; of one that is reloading, nothing it could build on."""
+        keeps = self.loaded and not any(state.reload for state in self._fragments)
         return Held(
             self.step,
             self.odometer,
-            tuple(state.version for state in self._fragments) if self.loaded else (),
+            tuple(state.version for state in self._fragments) if keeps else (),
             tuple((state.steps, state.tokens) for state in self._fragments),
         )
 
@@ -266,6 +268,7 @@ class LearnerLedger:
             tokens=state.tokens,
             tokens_before=before,
             settled=settled,
+            cut=self.cut,
         )
 
     def _take_unasked(self) -> list[Outgoing]:
@@ -373,6 +376,7 @@ class LearnerLedger:
             boundary_wait_s=boundary_wait_s,
             final=final,
             unasked=unasked,
+            cut=self.cut,
         )
         return state.snapshot
 

@@ -77,4 +77,5 @@ def stamped(
         boundary_wait_s=upload.boundary_wait_s,
         final=upload.final,
         unasked=upload.unasked,
+        cut=upload.cut,
     )

@@ -57,6 +57,8 @@ class Member:
     losses: tuple[float, ...] = ()
     last_error: str = ""
     rtt_ms: float | None = None
+    resumes: bool = False  # as part of a run restored from a cut: counts as training from the join
+    reload: bool = False  # it lived on beside such a restore: is told to take Θ as it is
     clock_base: int | None = None  # schedule clock = clock_base + step; None before a first step
     versions: list[Version] = field(default_factory=list)  # applied, as far as we know
     held_pull: set[int] = field(default_factory=set)  # whose next pull carries base "held"

@@ -15,6 +15,9 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 """Of a learner or an incarnation: on every row of the tape and in every table."""
 
+OptionalName = Annotated[str, msgspec.Meta(max_length=200)]
+"""As `Name`, or empty."""
+
 Version = tuple[int, int]
 """(epoch of the syncer, number of merges this fragment has seen); compares lexicographically."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from dd_lightning.protocol.cut_messages import CutOver, CutRecorded, CutTaken, TakeCut
 from dd_lightning.protocol.inner_messages import (
     DonateState,
     Inner,
@@ -28,6 +29,7 @@ from dd_lightning.protocol.message_base import (
     Count,
     Message,
     Name,
+    OptionalName,
     Payload,
     RoundKey,
     Seconds,
@@ -52,7 +54,9 @@ class Join(Message):
 
     `number` grows with each join of this process and `incarnation` names the process life, so a
     repeated join gets the same generation. `continues`: this process lived on and has loaded every
-    fragment once; then `versions`, `odometer`, `pending` state what it holds.
+    fragment once; then `versions`, `odometer`, `pending` state what it holds. `cut`: it was
+    restored from its part of that consistent cut, which they then speak of; `former`: the
+    incarnation whose account it carries on.
     """
 
     learner: Name
@@ -69,6 +73,9 @@ class Join(Message):
     odometer: Count = 0  # tokens of this incarnation
     versions: tuple[Version, ...] = ()  # held per fragment
     pending: tuple[tuple[Count, Count], ...] = ()  # (c_steps, c_tokens) per fragment
+    epoch: Count = 0  # in which it was admitted last, 0: never
+    cut: OptionalName = ""
+    former: OptionalName = ""
     state_from: str = "cold"  # self | checkpoint | peer | cold
     state_step: Count = 0
     wants_state: bool = False  # has no inner state of its own: a peer's is welcome
@@ -131,6 +138,7 @@ class Contribution(Message):
     boundary_wait_s: Seconds = 0.0  # from the pull's arrival to the snapshot
     final: bool = False
     unasked: bool = False
+    cut: OptionalName = ""  # the last consistent cut that the learner had recorded before
 
 
 class Nothing(Message):
@@ -164,6 +172,7 @@ class Applied(Message):
     tokens: Count
     tokens_before: Count
     settled: RoundKey | None = None  # the round of the snapshot that `merged_upto` settled
+    cut: OptionalName = ""  # the last consistent cut that the learner had recorded before
 
 
 class Checkpointed(Message):
@@ -215,6 +224,8 @@ class Welcome(Message):
     start_step: int  # inner steps the schedule of a newcomer starts at (the run's clock)
     peer_address: str  # where the learner's connection comes from, as the syncer sees it
     donated: bool = False  # a peer's inner state comes, or `StateOver` says that none does
+    cut: str = ""  # admitted as part of the run restored from this cut, with all that it holds
+    reload: bool = False  # it lived on beside a restored run: take Θ as it is
 
 
 class Refused(Message):
@@ -318,6 +329,8 @@ TO_SYNCER = (
     | StateLoaded
     | StateFailed
     | Goodbye
+    | CutRecorded
+    | CutTaken
 )
 TO_LEARNER = (
     Welcome
@@ -335,6 +348,8 @@ TO_LEARNER = (
     | StateComing
     | StateOver
     | Pong
+    | TakeCut
+    | CutOver
 )
 
 _encoder = msgspec.msgpack.Encoder()

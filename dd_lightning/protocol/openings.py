@@ -38,8 +38,11 @@ class Openings:
 
     def may_start(self, now: float) -> bool:
         """`min_learners` are training, or `start_timeout` has passed since the first did; in a
-        resumed epoch: as many have re-attached as the checkpoint counted."""
+        resumed epoch: as many have re-attached as the checkpoint counted; restored from a cut: all
+        its learners are back, or given up."""
         run = self.run
+        if run.whole_waits is not None:
+            return bool(run.live) and not run.whole_waits
         if run.restored_training is not None:
             enough = len(run.live) >= run.restored_training
             return enough or (bool(run.live) and now >= self.reanchor_by(now))

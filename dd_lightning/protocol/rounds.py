@@ -36,6 +36,7 @@ class Round:
     last: bool = False  # one of the last rounds: merges what finished learners handed in
     degrade: bool = True  # on_lost_quorum
     roster: tuple[str, ...] = ()  # as opened
+    awaiting: set[str] = field(default_factory=set)  # of a restored cut, still to attach
     left: dict[str, Asked] = field(default_factory=dict)  # still to contribute
     contributions: dict[str, HeldContribution] = field(default_factory=dict)  # by learner
     finals: dict[str, HeldContribution] = field(default_factory=dict)  # handed in, no quorum
@@ -56,12 +57,12 @@ class Round:
     @property
     def complete(self) -> bool:
         """Every member left has contributed (and there is something to merge)."""
-        return not self.left and self.received > 0
+        return not self.left and not self.awaiting and self.received > 0
 
     @property
     def empty(self) -> bool:
         """Nobody is left and nothing has come."""
-        return not self.left and self.received == 0
+        return not self.left and not self.awaiting and self.received == 0
 
     @property
     def unreachable(self) -> bool:
@@ -69,13 +70,15 @@ class Round:
         return (
             not self.degrade
             and not self.last
-            and len(self.left) + len(self.contributions) < self.wanted
+            and len(self.left) + len(self.awaiting) + len(self.contributions) < self.wanted
         )
 
     @property
     def has_quorum(self) -> bool:
         """Whether the grace window may run: K_r = min(K, members left + contributions received)
         have come. The second is reached exactly when nobody is left, that is, when `complete`."""
+        if self.awaiting:
+            return False
         if self.reanchor:
             return self.complete
         return self.complete or len(self.contributions) >= self.wanted
@@ -160,6 +163,11 @@ class RoundBook:
         assert round_.number == self.next_round and not self.busy(round_.fragment)
         self.open[round_.fragment] = round_
         self.next_round += 1
+
+    def reopen(self, round_: Round) -> None:
+        """A round that was open in the cut that this run was restored from."""
+        assert round_.number < self.next_round and not self.busy(round_.fragment)
+        self.open[round_.fragment] = round_
 
     def close(self, round_: Round, now: float) -> None:
         """It takes no more contributions and is being merged."""

@@ -63,6 +63,9 @@ class RunState:
         )
         self.started = False  # rounds may open
         self.reanchor: set[int] = set()  # fragments whose first merge of this epoch is to come
+        self.whole_waits: bool | None = None  # restored from a cut: are its learners all back?
+        self.lineage_epoch = 0  # the epoch of the last such restore; what lived on is older
+        self.anchors_from: list[int] = []  # per fragment: deltas of earlier n have no anchor here
         self.restored_training: int | None = None  # learners the checkpoint counted as training
         self.early: dict[int, dict[str, HeldContribution]] = {}  # round to unasked contributions
         self.final_inbox: dict[int, dict[str, HeldContribution]] = {}  # fragment to finals
@@ -115,8 +118,9 @@ class RunState:
 
     @property
     def training(self) -> list[Member]:
-        """Members that rosters, run clock and quorum look at."""
-        return self.in_state(TRAINING)
+        """Members that rosters, run clock and quorum look at: those in `training`, and those that
+        were when the cut was taken from which the run was restored."""
+        return [m for m in self.in_state(TRAINING, JOINING) if m.state == TRAINING or m.resumes]
 
     @property
     def live(self) -> list[Member]:
@@ -197,6 +201,7 @@ class RunState:
             "past": {learner: past.state() for learner, past in self.past.items()},
             "finished": sorted(self.finished_learners | self.handed_in),
             "reanchor": sorted(self.reanchor),
+            "lineage_epoch": self.lineage_epoch,
             "tokens_merged": self.tokens_merged,
         }
 
@@ -227,6 +232,7 @@ class RunState:
         self.finished_learners = set(state["finished"])
         self.reanchor = set(range(layout.num_fragments))
         self.restored_training = max(1, state["training"])
+        self.lineage_epoch = state.get("lineage_epoch", 0)  # absent before cuts
 
     def set_layout(self, layout: Layout) -> None:
         """The layout stands for the whole run."""

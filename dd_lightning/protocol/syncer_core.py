@@ -17,6 +17,7 @@ from dd_lightning.protocol.admission import Admission
 from dd_lightning.protocol.advice import Advice
 from dd_lightning.protocol.conductor import Conductor
 from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.protocol.cut import Cuts
 from dd_lightning.protocol.donations import Donations
 from dd_lightning.protocol.endgame import Endgame
 from dd_lightning.protocol.layout import build_layout
@@ -34,6 +35,8 @@ from dd_lightning.protocol.messages import (
     Applied,
     Checkpointed,
     Contribution,
+    CutRecorded,
+    CutTaken,
     Finish,
     Goodbye,
     Initial,
@@ -53,6 +56,7 @@ from dd_lightning.protocol.messages import (
 )
 from dd_lightning.protocol.observe import status
 from dd_lightning.protocol.run_state import RunState
+from dd_lightning.protocol.whole_restore import WholeRestore
 
 STATS_EVERY_S = 2.0
 
@@ -62,6 +66,10 @@ class SyncerCore:
 
     What a failure loses: a learner killed, the tokens since its last contribution; a syncer
     killed, the merges since its checkpoint as far as learners no longer hold them (`accounts`).
+
+    Args:
+        restored: the state of a checkpoint, or of the syncer's record of a cut.
+        whole: go on as the run that the cut was taken of, with the learners' parts.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class SyncerCore:
         epoch: int,
         restored: dict[str, Any] | None = None,
         resumed: bool = False,  # also where no checkpoint had been written
+        whole: bool = False,
     ) -> None:
         self.config = config
         self.run = RunState(config, run_id, epoch)
@@ -87,7 +96,14 @@ class SyncerCore:
         self.donations = Donations(self.run)
         if restored is not None:
             self.endgame.saved_merges = self.run.merges
-        self.run.record("syncer_start", epoch=epoch, versions=[list(v) for v in self.run.versions])
+        self.cuts = Cuts(self.run, self.conductor, self.endgame)
+        cut = ""
+        if whole and restored is not None:
+            self.admission.whole = WholeRestore(self.run, self.conductor, restored)
+            self.endgame.want_checkpoint = True  # what `--resume` finds is of the run that was left
+            cut = self.admission.whole.cut
+        versions = [list(version) for version in self.run.versions]
+        self.run.record("syncer_start", epoch=epoch, versions=versions, restored_from=cut)
         self._handlers: dict[type, Callable[..., None]] = {
             Initial: self._initial,
             Progress: self._progress,
@@ -103,6 +119,8 @@ class SyncerCore:
             StateLoaded: lambda m, message, now, _: self.donations.loaded(m, message, now),
             StateFailed: lambda m, message, now, _: self.donations.failed(m, message, now),
             Goodbye: self._goodbye,
+            CutRecorded: lambda m, message, now, _: self.cuts.recorded(m, message),
+            CutTaken: lambda m, message, now, _: self.cuts.taken(m, message, now),
         }
 
     # ------------------------------------------------------------------ events in
@@ -205,6 +223,21 @@ class SyncerCore:
         self.endgame.not_checkpointed(reason, now)
         self._settle(now)
 
+    def request_cut(self, now: float) -> str:
+        """Begin a consistent cut of the whole run; its id. `CutDone` or `CutFailed` follows.
+
+        Raises:
+            ValueError: none can be taken now, and why.
+        """
+        cut = self.cuts.request(now)
+        self._settle(now)
+        return cut
+
+    def cut_saved(self, cut: str, now: float, refused: str = "") -> None:
+        """The syncer's record of that cut is on disk; or the disk did not take it, and why."""
+        self.cuts.saved(cut, refused, now)
+        self._settle(now)
+
     def stop(self, reason: str, now: float) -> None:
         """End now (signal): learners are let go, a last checkpoint is written."""
         self.endgame.stop(reason)
@@ -221,6 +254,8 @@ class SyncerCore:
             member.outbox.expire(now - timeouts.round)
         self.admission.repeat_initial(now)
         self.admission.refused.tick(now)
+        if self.admission.whole is not None:
+            self.admission.whole.tick(now)
         self.conductor.tick(now)
         self._settle(now)
 
@@ -229,7 +264,9 @@ class SyncerCore:
         window is over: all that has arrived by then is to be passed in before that tick."""
         if self.conductor.grace_over(now):
             return now
-        times = self.conductor.deadlines(now) + self.endgame.deadlines(now)
+        times = self.conductor.deadlines(now) + self.endgame.deadlines(now) + self.cuts.deadlines()
+        if self.admission.whole is not None and self.admission.whole.deadline is not None:
+            times.append(self.admission.whole.deadline)
         times += self.admission.refused.deadlines() + self.donations.deadlines()
         if self.admission.initial_deadline is not None:
             times.append(self.admission.initial_deadline)
@@ -315,6 +352,7 @@ class SyncerCore:
                 self.endgame.ask(member, now)
             self.endgame.last_rounds(now)
             self.endgame.release(now)
+        self.cuts.advance(now)
         self.endgame.checkpoint(now)
         self.endgame.end(now)
         if self.endgame.over:

@@ -75,6 +75,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "ledger": ("learner", "fragments"),
     "fault": ("kind", "target", "planned", "fired"),
     "checkpoint": ("epoch", "file", "tokens_merged"),
+    "cut": ("cut", "state"),  # state: asked | recorded | done | failed
     "evaluation": ("file", "loss", "metrics"),
     "run_end": ("status",),
 }

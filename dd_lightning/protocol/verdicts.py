@@ -46,6 +46,8 @@ def needs_values(run: RunState, message: Contribution) -> bool:
     if message.payload.kind != "delta":
         return False
     current = run.versions[message.fragment]
+    if run.anchors_from and message.base[1] < run.anchors_from[message.fragment]:
+        return True
     return message.base[0] != current[0] or current[1] - message.base[1] >= KEPT_VERSIONS
 
 
