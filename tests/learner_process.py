@@ -4,6 +4,7 @@ Prints "training" after its first step; ends when the syncer says so, or with an
 """
 
 import argparse
+import time
 
 import lightning.pytorch as pl
 
@@ -12,7 +13,13 @@ from tests.trainers import QUIET, Regression, loader
 
 
 class Tell(pl.Callback):
+    """Says when it trains; a step takes at least so long."""
+
+    def __init__(self, step_s):
+        self.step_s = step_s
+
     def on_train_batch_end(self, trainer, *_):
+        time.sleep(self.step_s)
         if trainer.global_step == 1:
             print("training", flush=True)
 
@@ -23,11 +30,13 @@ if __name__ == "__main__":
     parser.add_argument("learner")
     parser.add_argument("--width", type=int, default=5, help="of the model")
     parser.add_argument("--connect-timeout", type=float, default=30.0)
+    parser.add_argument("--step-s", type=float, default=0.0)
     arguments = parser.parse_args()
     strategy = DecoupledDiLoCoStrategy(
         arguments.address,
         learner=arguments.learner,
         connect_timeout=arguments.connect_timeout,
     )
-    trainer = pl.Trainer(**QUIET, strategy=strategy, max_steps=-1, callbacks=[Tell()])
+    tell = Tell(arguments.step_s)
+    trainer = pl.Trainer(**QUIET, strategy=strategy, max_steps=-1, callbacks=[tell])
     trainer.fit(Regression(width=arguments.width), loader())

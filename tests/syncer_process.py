@@ -26,10 +26,17 @@ SETTINGS = (
 class Syncer:
     """The process, with its address once it listens."""
 
-    def __init__(self, run_dir: Path, *arguments: str) -> None:
+    def __init__(self, run_dir: Path, *arguments: str, before: tuple[str, ...] = ()) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         environment.pop("DD_LAUNCHED", None)
-        command = [sys.executable, "-m", "dd_lightning.syncer.command", "--run-dir", str(run_dir)]
+        command = [
+            *before,
+            sys.executable,
+            "-m",
+            "dd_lightning.syncer.command",
+            "--run-dir",
+            str(run_dir),
+        ]
         with open(run_dir.parent / "syncer.err", "ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],
