@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 FIRST_S = 5.0  # the first connection's whole handshake, of which nothing is known yet
 SHORTEST_S, LONGEST_S = 0.5, 1.0  # TCP connection of a later attempt
-TIMES_MEASURED = 3.0  # a handshake may take so many times what the last one took
+TIMES_MEASURED = 3.0  # a handshake may take so many times what the fastest one took
+MOST_S = 2.0  # or, after attempts without an answer (a busy machine), so long
 GENEROUS_EVERY = 30  # attempts without an answer: one is as patient as the first, and looks anew
 LISTEN_S = 0.5  # to a store's connection before asking: longer than a proxy delays a close by
 MOST_PATIENCE_S = 10.0
@@ -114,9 +115,10 @@ class Dialer:
         return channel
 
     def _bounds(self) -> Bounds:
-        """Later attempts grow from what the last handshake took; a busy machine needs more."""
+        """A SYN is sent again after a second, so no attempt waits longer for its connections. What
+        was accepted by a proxy or tunnel may still be a SYN beyond it: not much longer either."""
         if self._known is None or self._is_generous:
             return Bounds(FIRST_S, FIRST_S)
-        expected_s = TIMES_MEASURED * self._took_s * (1 + 0.5 * min(self._unanswered, 2))
-        dial_s = min(max(expected_s, SHORTEST_S), LONGEST_S)
-        return Bounds(dial_s, min(max(expected_s, dial_s), FIRST_S))
+        expected_s = max(TIMES_MEASURED * self._took_s, SHORTEST_S)
+        grown_s = max(expected_s, min(SHORTEST_S * 2 ** min(self._unanswered, 8), MOST_S))
+        return Bounds(min(grown_s, LONGEST_S), min(grown_s, FIRST_S))

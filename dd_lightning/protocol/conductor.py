@@ -77,6 +77,15 @@ class Conductor:
                 self.intake.accept(round_, member, held, now)
         return round_
 
+    def ask_again(self, member: Member, now: float) -> None:
+        """After a re-attach: the pulls of the open rounds that still wait for this learner. What
+        its generation before was asked may never have arrived."""
+        for round_ in self.run.book.open.values():
+            asked = round_.left.get(member.learner)
+            if asked is not None:
+                asked.generation, asked.sent_s = member.generation, now
+                self.run.say(member.session, self.intake.pull(member, round_))
+
     # ------------------------------------------------------------------ merged
 
     def merged(self, merge: Merge, result: MergeResult, now: float) -> None:

@@ -136,7 +136,9 @@ class SyncerCore:
         """A message has come. `payload`: opaque here, handed back in `Merge` and `SetInitial`."""
         if isinstance(message, Join):
             if self.endgame.ending is None:
-                self.admission.join(session, message, now, peer_address)
+                member = self.admission.join(session, message, now, peer_address)
+                if member is not None:
+                    self.conductor.ask_again(member, now)
                 self.conductor.bookings.settle_waiting()  # of a process that this one follows
                 self._settle(now)
             return

@@ -12,6 +12,7 @@ from dd_lightning.learner.dialing import (
     LISTEN_S,
     LONGEST_S,
     MOST_PATIENCE_S,
+    MOST_S,
     SHORTEST_S,
     Bounds,
     Dialer,
@@ -62,8 +63,8 @@ def test_the_first_attempt_is_patient_and_later_ones_are_short() -> None:
     assert world.bounds[0] == Bounds(FIRST_S, FIRST_S)
     assert world.looked == [0.0]  # not again: the rendezvous may be as dead as the path
     assert world.bounds[1] == Bounds(SHORTEST_S, SHORTEST_S)
-    assert all(one.dial_s <= LONGEST_S and one.whole_s <= LONGEST_S for one in world.bounds[1:])
-    assert world.bounds[3].whole_s >= world.bounds[1].whole_s
+    assert [one.dial_s for one in world.bounds[1:]] == [SHORTEST_S, *[LONGEST_S] * 4]
+    assert [one.whole_s for one in world.bounds[1:]] == [SHORTEST_S, LONGEST_S, *[MOST_S] * 3]
 
 
 def test_a_long_way_gets_the_time_its_handshake_takes_but_no_longer_for_tcp() -> None:
