@@ -162,6 +162,7 @@ def connected(most_bytes: int = MOST_BYTES) -> Iterator[tuple[SyncerChannel, Lea
     try:
         learner = dial(syncer, most_bytes)
         until(syncer, lambda _: both_bound(syncer, learner))
+        syncer.trust(learner.session)
         yield syncer, learner
     finally:
         if learner is not None:

@@ -198,7 +198,15 @@ class SyncerServer:
         if isinstance(message, Query):
             self._operators.asked(arrival.session, message, now)
             return
-        known = arrival.session in self.core.run.sessions and self.core.run.layout is not None
+        joined = arrival.session in self.core.run.sessions
+        if not joined and not isinstance(message, Join):
+            self._odd.saw(
+                self._channel.peer_address(arrival.session),
+                f"{type(message).__name__} without having joined",
+                now,
+            )
+            self._channel.odd(arrival.session)
+        known = joined and self.core.run.layout is not None
         if isinstance(message, Initial | Contribution) and known:
             try:
                 payload = self._payload_reader().decode(
@@ -308,6 +316,7 @@ class SyncerServer:
                     reach("join.admitted")
                     self._board.attached(message.learner, message.generation, session)
                     self._attached.add(session)
+                    self._channel.trust(session)
                 self._channel.send(session, message)
             case SendFragment():
                 self._send_fragment(action)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 import zmq
 
@@ -23,6 +24,11 @@ class Connection:
     identity: bytes | None = None
     closed: bool = False
     fault: int = 0  # ZeroMQ's number of what was wrong in the handshake
+    opened_s: float = field(default_factory=time.monotonic)
+    taken: int = 0  # bytes of it that have been read, as TCP counts them
+    read: bool = False  # since `taken` was last set right
+    verdict: str = ""  # why we close it
+    told: bool = False  # of that
 
 
 class Connections:
@@ -32,6 +38,11 @@ class Connections:
         self._open: dict[int, Connection] = {}
         self._unnamed: list[Connection] = []  # closed before their first frame was read
         self._fault = 0  # told of a handshake whose connection closes next
+
+    @property
+    def open(self) -> list[Connection]:
+        """Those that have not closed, in order of arrival."""
+        return list(self._open.values())
 
     def feed(self, events: list[tuple[zmq.Event, int]]) -> list[Connection]:
         """Takes monitor events in order; returns the named connections that have closed."""

@@ -27,8 +27,11 @@ from dd_lightning.transport.frames import (
     Malformed,
 )
 from dd_lightning.transport.keys import SyncerKeys
+from dd_lightning.transport.strangers import NOBODY, Standing, Strangers
 from dd_lightning.transport.wiring import OTHER_MECHANISM, WRONG_KEY, Monitor, Waker
 
+MOST_FRAMES = 4  # kept of a message: identity, two, and one too many
+MOST_ODD = 20  # messages of one session
 MAX_BATCH = 256  # messages per poll
 SEND_QUEUE = 256  # control messages per connection; payloads: one per session
 RECEIVE_QUEUE = 32  # messages per connection not yet polled
@@ -46,6 +49,9 @@ class _Session:
     up: int = 0
     down: int = 0
     payload: zmq.MessageTracker | None = None
+    heard: bool = False  # a well-formed message
+    trusted: bool = False  # let into the run
+    odd: int = 0  # messages that are none of ours
     refused: set[bytes] = field(default_factory=set)  # connections a send was refused on
 
 
@@ -68,6 +74,7 @@ class SyncerChannel:
         self._max_message_bytes = max_message_bytes
         self._overhead = OVERHEAD_BYTES if keys is not None else 0
         self._connections = Connections()
+        self._strangers = Strangers(self._connections, max_message_bytes)
         self._sessions: dict[str, _Session] = {}
         self._ended: OrderedDict[str, _Session] = OrderedDict()
         self._dying: dict[str, str] = {}  # session -> reason, until its last frames are read
@@ -140,15 +147,16 @@ class SyncerChannel:
         self._watch()
         self._shut_due()
         for _ in range(MAX_BATCH):
-            try:
-                parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            parts = self._read()
+            if parts is None:
                 break
             event = self._received(parts)
             if event is not None:
                 events.append(event)
         else:
+            self._sweep(events, drained=False)
             return events  # more frames wait; no session ends before its last frame is read
+        self._sweep(events, drained=True)
         for session, reason in list(self._dying.items()):
             self._end(session)
             events.append(Disconnected(session, reason))
@@ -158,6 +166,8 @@ class SyncerChannel:
 
     def _why_closed(self, connection: Connection) -> str:
         """Of a connection that closed before its first frame."""
+        if connection.verdict:
+            return connection.verdict
         if connection.fault == WRONG_KEY:
             return "it dials with another syncer's public key"
         if connection.fault == OTHER_MECHANISM:
@@ -169,6 +179,30 @@ class SyncerChannel:
             return "closed without a word of this protocol"
         said = self._gate.refusal(connection.peer.rpartition(":")[0])
         return said or "closed in the handshake, as a learner without a key does"
+
+    def _read(self) -> list[zmq.Frame] | None:
+        """The frames of one message, of one with too many only as many as show that it has."""
+        try:
+            parts = [self._router.recv(zmq.NOBLOCK, copy=False)]
+        except zmq.Again:
+            return None
+        while parts[-1].more:
+            part = self._router.recv(copy=False)  # they come together
+            parts[MOST_FRAMES:] = [part]
+        return parts
+
+    def _sweep(self, events: list[Event], *, drained: bool) -> None:
+        """Closes connections that cost too much (`strangers.py`)."""
+        for connection in self._strangers.sweep(time.monotonic(), drained, self._standing):
+            shut_down(connection)
+            if connection.identity is not None and not connection.told:
+                events.append(Malformed(connection.peer, connection.verdict))
+            connection.told = True
+
+    def _standing(self, identity: bytes | None) -> Standing:
+        named = frames.split_identity(identity or b"")
+        session = self._sessions.get(named[1]) if named is not None else None
+        return NOBODY if session is None else Standing(session.heard, session.trusted)
 
     def _watch(self) -> None:
         for connection in self._connections.feed(self._monitor.drain()):
@@ -190,6 +224,8 @@ class SyncerChannel:
                 return None
         size = frames.wire_size(*map(len, body), overhead=self._overhead)
         session.up += size
+        connection = session.connections[role]
+        connection.taken, connection.read = connection.taken + size, True
         if len(body) == 1 and len(body[0]) == len(frames.HELLO):
             session.peer = session.peer or str(body[0].get("Peer-Address"))
             return None
@@ -201,7 +237,9 @@ class SyncerChannel:
             self._dying.setdefault(name, str(error))
             return Malformed(session.peer or name, str(error))
         except ValueError as error:
+            self.odd(name)
             return Malformed(session.peer or name, str(error))
+        session.heard = True
         return Arrival(name, message, payload, size)
 
     def _stranger(self, identity: bytes, parts: list[zmq.Frame]) -> Malformed:
@@ -285,6 +323,19 @@ class SyncerChannel:
         return True
 
     # --------------------------------------------------------------------------- the rest
+
+    def trust(self, session: str) -> None:
+        """It was let into the run: it may send payloads."""
+        if session in self._sessions:
+            self._sessions[session].trusted = True
+
+    def odd(self, session: str) -> None:
+        """It has sent what no learner sends; after `MOST_ODD` of these it is closed."""
+        state = self._sessions.get(session)
+        if state is not None:
+            state.odd += 1
+            if state.odd >= MOST_ODD:
+                self._dying.setdefault(session, f"{MOST_ODD} messages that are none of ours")
 
     def _known(self, session: str) -> _Session:
         state = self._sessions.get(session) or self._ended.get(session)

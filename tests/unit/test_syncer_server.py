@@ -24,7 +24,9 @@ class SlowCore:
 
     def __init__(self, clock: list[float]) -> None:
         self.config = SyncerConfig()
-        self.run = types.SimpleNamespace(merges=0, initialized=False, sessions={}, layout=None)
+        self.run = types.SimpleNamespace(
+            merges=0, initialized=False, sessions={"s": ("0", 1)}, layout=None
+        )
         self.told: list[tuple[str, float]] = []
         self._clock = clock
         self._done = False
