@@ -1,9 +1,11 @@
-"""Seeded nonsense for the syncer: messages of the right form with wild values, and bytes that are
-none. One `random.Random` decides everything, so a failure can be repeated."""
+"""Seeded nonsense for the syncer: messages of the right form with wild values, bytes that are none,
+and a peer that speaks ZMTP by hand. One `random.Random` decides all: a failure can be repeated."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import types
 import typing
 from typing import Any
@@ -105,3 +107,62 @@ def mutated(random: random.Random, data: bytes) -> bytes:
         else:
             del out[at : at + random.randrange(1, 9)]
     return bytes(out)
+
+
+# ------------------------------------------------------------------------- ZMTP by hand
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+WAIT_S = 60.0
+MORE, LARGE, COMMAND = 1, 2, 4
+
+
+def frame(body: bytes, flags: int = 0) -> bytes:
+    """One frame of ZMTP 3."""
+    if len(body) > 255:
+        return bytes([flags | LARGE]) + len(body).to_bytes(8, "big") + body
+    return bytes([flags, len(body)]) + body
+
+
+def wire(*parts: bytes) -> bytes:
+    """The frames of one message."""
+    return b"".join(frame(part, MORE) for part in parts[:-1]) + frame(parts[-1])
+
+
+def ready(identity: bytes) -> bytes:
+    """The command that ends the handshake of a DEALER."""
+    properties = b""
+    for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity)):
+        properties += bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
+    return frame(b"\x05READY" + properties, COMMAND)
+
+
+def dial(port: int, identity: bytes, first: bytes | None = b"") -> socket.socket:
+    """A connection after its handshake, with a `first` message sent (None: none)."""
+    connection = socket.create_connection(("127.0.0.1", port), WAIT_S)
+    connection.sendall(GREETING + ready(identity))
+    heard = b""
+    while len(heard) <= len(GREETING):  # its greeting, and its READY, which comes in one piece
+        part = connection.recv(4096)
+        if not part:
+            connection.close()
+            raise ConnectionResetError("closed in the handshake")
+        heard += part
+    if first is not None:
+        connection.sendall(wire(first))
+    return connection
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Closes it once the other end has read all that was sent, and closed too."""
+    with connection, contextlib.suppress(OSError):  # closed by the other end: what is waited for
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            continue
+
+
+def say(port: int, identity: bytes, *messages: bytes) -> None:
+    """Connects, sends what `wire` made, and hangs up."""
+    connection = dial(port, identity)
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # refused in the middle
+        connection.sendall(b"".join(messages))
+    hang_up(connection)

@@ -76,6 +76,7 @@ def status(
         "versions": [n for _, n in run.versions],  # merges of each fragment
         "tokens_merged": run.tokens_merged,
         "refusals": run.refusals,
+        "fenced": run.fenced,
         "averaged": sorted(run.layout.averaged) if run.layout else [],
         "warnings": list(run.warned.values()),
         "learners": {name: _learner(one, run, now) for name, one in sorted(run.members.items())},

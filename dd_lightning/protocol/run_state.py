@@ -75,6 +75,7 @@ class RunState:
         self.ever_joined = False
         self.warned: dict[str, str] = {}  # in the order they were said
         self.refusals = 0
+        self.fenced = 0  # messages of ended generations, or of none
         self.actions: deque[Action] = deque()
 
     # ------------------------------------------------------------------ what all three need

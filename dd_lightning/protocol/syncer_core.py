@@ -154,9 +154,11 @@ class SyncerCore:
         bound = self.run.sessions.get(session)
         member = self.run.members.get(bound[0]) if bound else None
         if member is None or not member.live or member.generation != generation:
+            self.run.fenced += 1
             self.run.say(session, Rejoin(generation=generation))
             return None
         if bound is not None and bound[1] != generation:
+            self.run.fenced += 1
             self.run.say(session, Rejoin(generation=generation))
             return None
         return member

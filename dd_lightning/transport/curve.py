@@ -89,9 +89,9 @@ class Gate:
 
     def refusal(self, host: str) -> str:
         """Why a connection from there that has just closed was not let in; "" if that is not why.
-        Each refusal is told once."""
+        Each refusal is told once. `host`: "" where it closed before it could be asked."""
         for refused in self._refused:
-            if refused[0] == host:
+            if host in ("", refused[0]):
                 self._refused.remove(refused)
                 return refused[1]
         return ""
