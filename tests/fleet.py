@@ -11,6 +11,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -18,9 +19,30 @@ from dd_lightning.protocol import actions as act
 from dd_lightning.protocol import messages as msg
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.syncer_core import SyncerCore
+from dd_lightning.protocol.verdicts import KEPT_VERSIONS
 from tests.fleet_checks import check_core, check_learner
 from tests.fleet_cuts import FleetCuts
 from tests.fleet_learner import TICK, Life, Spec
+
+
+@dataclass
+class MessageFault:
+    """The next `left` messages of that kind are lost, come twice, or come later than all others."""
+
+    kind: str  # name of the message's class
+    what: str  # lose | repeat | delay
+    left: int = 1
+    seconds: float = 0.0
+    every: int = 1  # only each so many-th of them
+    seen: int = 0
+
+    def strike(self) -> list[float]:
+        """How much later than due each copy arrives."""
+        self.seen += 1
+        if self.seen % self.every:
+            return [0.0]
+        self.left -= 1
+        return {"lose": [], "repeat": [0.0, self.seconds], "delay": [self.seconds]}[self.what]
 
 
 class Fleet:
@@ -45,7 +67,13 @@ class Fleet:
         self.epoch, self.syncer_up = 1, True
         self.theta: list[torch.Tensor] = []
         self.buffer: list[torch.Tensor] = []
-        self.saved: dict | None = None
+        self.saves: list[dict] = []  # checkpoints that are on disk
+        self.merge_s = self.checkpoint_s = 0.0  # what the syncer takes for them
+        self.deltas = False  # contributions travel as deltas where they may
+        self.history: list[dict[msg.Version, torch.Tensor]] = []  # Θ_p by version
+        self.message_faults: list[MessageFault] = []
+        self.disturbed_s = 0.0  # when the last fault struck or ended
+        self.quorum_since_s: float | None = None  # enough learners train
         self.num_events = 0
         self.checked: dict[object, object] = {}  # what was checked last, see `fleet_checks`
         self.counts: Counter[str] = Counter()  # of messages sent, by kind
@@ -67,10 +95,8 @@ class Fleet:
 
     def run(self, until: float = 1e5) -> Fleet:
         self.carry_out()
-        while self.heap and self.done is None:
+        while self.heap and self.done is None and self.heap[0][0] <= until:
             time, _, _, what = heapq.heappop(self.heap)
-            if time > until:
-                break
             self.now = max(self.now, time)
             self.num_events += 1
             assert self.num_events < 200_000, f"an event storm at t = {self.now}"
@@ -81,9 +107,17 @@ class Fleet:
                 hook(self)
         return self
 
-    def start(self, name: str, now: float, step0: int = 0, part: dict | None = None) -> Life:
-        serial = next(self.serial)
-        life = self.life(self, name, self.specs[name], f"{name}-{serial}", step0, part=part)
+    def advance(self, seconds: float) -> None:
+        """Play so long, and no longer."""
+        until = self.now + seconds
+        self.run(until)
+        self.now = until if self.done is None else self.now
+
+    def start(self, name: str, now: float, step0: int = 0, **options) -> Life:
+        """A new process of that learner; `options`: part (of a cut), takeover, may_fail."""
+        life = self.life(
+            self, name, self.specs[name], f"{name}-{next(self.serial)}", step0, **options
+        )
         self.lives.append(life)
         self.current[name] = life
         life.begin(now)
@@ -104,7 +138,10 @@ class Fleet:
 
     def cut(self, name: str, seconds: float, silent: bool = False) -> None:
         """The link is dead for so long; `silent`: neither side sees the connection close."""
-        life = self.current[name]
+        self.cut_life(self.current[name], seconds, silent)
+
+    def cut_life(self, life: Life, seconds: float, silent: bool = False) -> None:
+        """As `cut`, of one process."""
         life.cut_until = self.now + seconds
         if not silent:
             self.close(life, self.now)
@@ -120,18 +157,21 @@ class Fleet:
             delay = life.spec.latency
             self.at(now + delay, lambda t: self.syncer_up and self.core.disconnected(session, t))
 
-    def kill_syncer(self, back_after: float) -> None:
-        """SIGKILL: back from its last checkpoint in a new epoch."""
+    def kill_syncer(self, back_after: float, older: int = 0) -> None:
+        """SIGKILL: back from its last checkpoint in a new epoch; or, the last `older` being torn,
+        from the one before them."""
         self.syncer_up = False
         for life in self.lives:
             if life.alive and not life.ended and life.session:
                 life.session = ""
                 life.link.disconnected(self.now)
                 self.at(self.now + back_after, lambda t, life=life: life.connect(t))
-        self.at(self.now + back_after, lambda t: self.restart_syncer())
+        self.at(self.now + back_after, lambda t: self.restart_syncer(older))
 
-    def restart_syncer(self) -> None:
+    def restart_syncer(self, older: int = 0) -> None:
         self.epoch += 1
+        self.disturbed_s = self.now
+        del self.saves[max(1, len(self.saves) - older) :]
         saved = self.saved
         self.core = SyncerCore(
             self.config,
@@ -141,13 +181,19 @@ class Fleet:
             resumed=True,
         )
         if saved:
-            self.theta = [t.clone() for t in saved["theta"]]
-            self.buffer = [t.clone() for t in saved["buffer"]]
-            self.intervals = {k: list(v) for k, v in saved["intervals"].items()}
+            self.load(saved)
         else:
-            self.theta, self.buffer, self.intervals = [], [], {}
+            self.theta, self.buffer, self.intervals, self.history = [], [], {}, []
         self.checked.clear()
         self.syncer_up = True
+
+    def load(self, saved: dict) -> None:
+        """What the new core's checkpoint holds beside its state."""
+        self.theta = [t.clone() for t in saved["theta"]]
+        self.buffer = [t.clone() for t in saved["buffer"]]
+        versions = self.core.run.versions
+        self.history = [{v: t} for v, t in zip(versions, self.theta, strict=True)]
+        self.intervals = {k: list(v) for k, v in saved["intervals"].items()}
 
     # ------------------------------------------------------------------ network
 
@@ -157,12 +203,26 @@ class Fleet:
             return
         session, spec = life.session, life.spec
         arrive = now + spec.latency + (spec.transfer if payload is not None else 0.0)
-        if payload is None and self.random.random() < spec.loss:
-            return
         msg.decode_from_learner(msg.encode(message))  # what is sent must be sendable
+        for later in self.fate(message, payload, spec):
+            self.at(arrive + later, lambda t: self.at_syncer(life, session, message, payload, t))
+
+    def fate(self, message: msg.Message, payload, spec: Spec) -> list[float]:
+        """How much later than due each copy arrives; empty: it is lost."""
+        for fault in self.message_faults:
+            if fault.kind == type(message).__name__:
+                delays = fault.strike()
+                if not fault.left:
+                    self.message_faults.remove(fault)
+                self.disturbed_s = self.now + max(delays, default=0.0)
+                return delays
+        if payload is None and self.random.random() < spec.loss:
+            return []
+        delays, later = [], 0.0
         for _ in range(2 if self.random.random() < spec.repeat else 1):
-            self.at(arrive, lambda t: self.at_syncer(life, session, message, payload, t))
-            arrive += self.random.random() * spec.latency
+            delays.append(later)
+            later += self.random.random() * spec.latency
+        return delays
 
     def at_syncer(self, life: Life, session: str, message, payload, now: float) -> None:
         if self.syncer_up and self.session_of.get(session) is life and now >= life.cut_until:
@@ -178,8 +238,6 @@ class Fleet:
             return
         spec = life.spec
         if payload is None:
-            if self.random.random() < spec.loss:
-                return
             arrive = now + spec.latency
         else:
             transfer = spec.transfer if spec.down is None else spec.down
@@ -187,9 +245,8 @@ class Fleet:
             self.down_busy[life.name] = begin + transfer
             arrive = begin + transfer + spec.latency
         msg.decode_from_syncer(msg.encode(message))
-        for _ in range(2 if self.random.random() < spec.repeat else 1):
-            self.at(arrive, lambda t: life.receive(session, message, payload, t))
-            arrive += self.random.random() * spec.latency
+        for later in self.fate(message, payload, spec):
+            self.at(arrive + later, lambda t: life.receive(session, message, payload, t))
 
     # ------------------------------------------------------------------ the syncer's driver
 
@@ -229,10 +286,12 @@ class Fleet:
             while len(self.theta) <= p:
                 self.theta.append(torch.zeros(1, dtype=torch.float64))
                 self.buffer.append(torch.zeros(1, dtype=torch.float64))
+                self.history.append({})
             self.theta[p] = action.payload[f"w{p:03d}"].clone()
+            self.history[p] = {self.core.run.versions[p]: self.theta[p]}
             self.core.initialized(p, now)
         elif isinstance(action, act.Merge):
-            self.merge(action)
+            self.job(self.merge_s, lambda: self.merge(action))
         elif isinstance(action, act.Record):
             self.tape.append({"event": action.event, "t_s": now, **action.fields})
         elif isinstance(action, act.WriteCheckpoint) and "cut" in action.state:
@@ -240,13 +299,13 @@ class Fleet:
         elif isinstance(action, act.CutDone | act.CutFailed):
             self.cuts.ended(action)
         elif isinstance(action, act.WriteCheckpoint):
-            self.saved = {
+            saved = {
                 "state": action.state,
                 "theta": [t.clone() for t in self.theta],
                 "buffer": [t.clone() for t in self.buffer],
                 "intervals": {k: list(v) for k, v in self.intervals.items()},
             }
-            self.core.checkpointed(action.state, now)
+            self.job(self.checkpoint_s, lambda: self.write(saved))
         elif isinstance(action, act.Warn):
             self.warnings.append(action.text)
         elif isinstance(action, act.Done):
@@ -254,11 +313,30 @@ class Fleet:
         else:
             assert isinstance(action, act.CloseSession)
 
+    def job(self, seconds: float, what: Callable[[], None]) -> None:
+        """A job of the syncer's training thread; it dies with the syncer."""
+        core = self.core
+        if seconds:
+            do = lambda t: what() if self.syncer_up and core is self.core else None  # noqa: E731
+            self.at(self.now + seconds, do)
+        else:
+            what()
+
+    @property
+    def saved(self) -> dict | None:
+        """The last checkpoint."""
+        return self.saves[-1] if self.saves else None
+
+    def write(self, saved: dict) -> None:
+        self.saves = [*self.saves[-2:], saved]
+        self.core.checkpointed(saved["state"], self.now)
+
     def merge(self, action: act.Merge) -> None:
-        p, name = action.fragment, f"w{action.fragment:03d}"
+        p = action.fragment
         self.merge_log.append((self.now, action))
         total = sum(held.weight for held in action.contributions)
-        average = sum(held.weight * held.payload[name] for held in action.contributions) / total
+        values = {held.learner: self.decoded(held) for held in action.contributions}
+        average = sum(held.weight * values[held.learner] for held in action.contributions) / total
         outer = self.config.algorithm.outer
         if action.reanchor:
             self.theta[p], self.buffer[p] = average, torch.zeros_like(average)
@@ -267,6 +345,9 @@ class Fleet:
             momentum = outer["momentum"]
             self.buffer[p] = momentum * self.buffer[p] + delta
             self.theta[p] = self.theta[p] - outer["lr"] * (delta + momentum * self.buffer[p])
+        self.history[p][action.version] = self.theta[p]
+        while len(self.history[p]) > KEPT_VERSIONS:
+            del self.history[p][min(self.history[p])]
         for held in action.contributions:
             c = held.message
             row = self.intervals.setdefault((held.incarnation, p), [])
@@ -277,6 +358,14 @@ class Fleet:
             row.append((begin, c.odometer, action.round))
         self.core.merged(action, act.MergeResult("d", None, 0.0), self.now)
 
+    def decoded(self, held: act.HeldContribution) -> torch.Tensor:
+        """What the learner held, from its delta where it sent one."""
+        p = held.message.fragment
+        sent = held.payload[f"w{p:03d}"]
+        if held.message.payload.kind == "values":
+            return sent
+        return self.history[p][held.message.base] - sent
+
     # ------------------------------------------------------------------ what is asserted
 
     def check(self) -> None:
@@ -284,8 +373,9 @@ class Fleet:
         if self.syncer_up:
             self.cuts.carry_over()
             check_core(self)
-            for life in self.current.values():
-                check_learner(self, life)
+            for life in self.lives:
+                if life.alive and not life.ended:
+                    check_learner(self, life)
 
     def finish(self) -> dict[str, list[dict[str, int]]]:
         """The final ledger, with what must hold of any finished run."""

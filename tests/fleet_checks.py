@@ -88,3 +88,23 @@ def check_learner(fleet: Any, life: Any) -> None:
             f"learner {life.name} would contribute tokens of fragment {p} that are settled: "
             f"{ledger.odometer} - {tokens} < {account.settled(p)}"
         )
+
+
+def check_progress(fleet: Any) -> None:
+    """A live quorum merges: where enough learners train and nothing has been disturbed for long
+    enough to open a round and to give up on the silent, there has been a merge."""
+    run = fleet.core.run
+    algorithm, timeouts = fleet.config.algorithm, fleet.config.timeouts
+    needed = fleet.config.quorum if algorithm.on_lost_quorum == "wait" else 1
+    able = fleet.syncer_up and run.initialized and len(run.training) >= needed
+    if not able or fleet.done is not None or fleet.core.endgame.ending is not None:
+        fleet.quorum_since_s = None
+        return
+    if fleet.quorum_since_s is None:
+        fleet.quorum_since_s = fleet.now
+    merged_s = fleet.merge_log[-1][0] if fleet.merge_log else 0.0
+    idle_s = fleet.now - max(merged_s, fleet.quorum_since_s, fleet.disturbed_s)
+    slowest_s = max(spec.step_s * (1 + spec.jitter) for spec in fleet.specs.values())
+    starts_s = max(timeouts.start, timeouts.reanchor)  # for those who are awaited
+    most_s = starts_s + timeouts.round + (algorithm.sync_every + 8 + 4) * slowest_s
+    assert idle_s <= most_s, f"{len(run.training)} learners train, no merge for {idle_s} s"

@@ -130,9 +130,7 @@ class FleetCuts:
             fleet.config, run_id="r", epoch=fleet.epoch, restored=state, whole=True
         )
         fleet.core.cuts.number = len(self.syncer) + len(self.failed)
-        fleet.theta = [tensor.clone() for tensor in saved["theta"]]
-        fleet.buffer = [tensor.clone() for tensor in saved["buffer"]]
-        fleet.intervals = {key: list(row) for key, row in saved["intervals"].items()}
+        fleet.load(saved)
         fleet.checked.clear()
         fleet.syncer_up = True
         for name in sorted(learners):

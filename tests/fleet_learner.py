@@ -63,6 +63,9 @@ class Life:
     part: dict | None = None  # of a cut: what it is restored from
     order: msg.TakeCut | None = None
     recorded: msg.CutRecorded | None = None
+    takeover: bool = False
+    may_fail: bool = False  # another process has its id, or may take it
+    failed: str = ""
     toy: Toy | None = None
     ledger: LearnerLedger | None = None
     link: LearnerLink = None  # type: ignore[assignment]
@@ -86,7 +89,7 @@ class Life:
         self.toy = Toy(fragments, 1.0 + int(self.name) % 7)
         join = msg.Join(
             learner=self.name, incarnation=self.incarnation, number=0, tensors=tensors,
-            dtype="float64", step=self.step0, host="h", pid=1,
+            dtype="float64", step=self.step0, host="h", pid=1, takeover=self.takeover,
         )  # fmt: skip
         if self.part is not None:
             join = self.fleet.cuts.join_of(self, join)
@@ -121,10 +124,16 @@ class Life:
                 self.fleet.close(self, now)
                 self.fleet.at(now + 1.0, lambda t: self.connect(t))
             else:
-                raise AssertionError(action.reason)
+                assert self.may_fail, action.reason
+                self.failed = action.reason
+                self.kill(now)
+                return
         if now >= self.busy_up and (upload := self.link.next_upload()) is not None:
-            payload = upload.values
-            info = msg.Payload(codec="none", kind="values", parts=(), num_bytes=8, digest="0")
+            payload, kind = upload.values, "values"
+            if isinstance(upload, Snapshot) and upload.anchor is not None:
+                payload = {name: upload.anchor[name] - t for name, t in upload.values.items()}
+                kind = "delta"
+            info = msg.Payload(codec="none", kind=kind, parts=(), num_bytes=8, digest="0")
             self.fleet.to_syncer(self, self.link.stamp(upload, info), payload, now)
             self.busy_up = now + self.spec.transfer
             self.fleet.at(self.busy_up, lambda t: self.pump(t) if self.alive else None)
@@ -145,7 +154,11 @@ class Life:
         if isinstance(message, msg.Welcome):
             if self.ledger is None:
                 self.ledger = LearnerLedger.from_config(
-                    self.toy, self.fleet.config, len(message.fragments), step=self.step0
+                    self.toy,
+                    self.fleet.config,
+                    len(message.fragments),
+                    step=self.step0,
+                    deltas=self.fleet.deltas,
                 )
                 if message.cut:
                     self.fleet.cuts.resume(self, message)
@@ -259,6 +272,12 @@ class Life:
         self.ledger.stepped(self.spec.tokens)
         self.fleet.processed[self.incarnation] = self.ledger.odometer
         self.boundary(now, True)
+
+    def goodbye(self, now: float) -> None:
+        """Leaves now, though it has steps to do."""
+        self.link.goodbye("leaves")
+        self.pump(now)
+        self.leave(now)
 
     def leave(self, now: float) -> None:
         self.ended = True

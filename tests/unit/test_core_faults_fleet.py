@@ -285,7 +285,7 @@ def test_a_syncer_killed_before_its_first_checkpoint_starts_over_from_the_surviv
     played = Fleet(specs, seed, algorithm=settings, timeouts=timeouts)
 
     def kill(now: float) -> None:
-        played.saved = None
+        played.saves.clear()
         played.kill_syncer(3.0)
 
     played.at(11.0 + 7.3 * seed, kill)
