@@ -20,13 +20,9 @@ from tests.fleet_learner import Spec
 pytestmark = pytest.mark.property
 
 # of a transfer of inner state: played by the syncer's relay, which has tests of its own
-RELAYED = {
-    "Inner", "StateChunk", "StateReceived", "StateLoaded", "StateFailed", "DonateState",
-    "StateOver",
-}  # fmt: skip
-KINDS = sorted(
-    {kind.__name__ for kind in (*get_args(msg.TO_SYNCER), *get_args(msg.TO_LEARNER))} - RELAYED
-)
+RELAYED = ("Inner", "State", "DonateState")
+ALL = {kind.__name__ for kind in (*get_args(msg.TO_SYNCER), *get_args(msg.TO_LEARNER))}
+KINDS = sorted(kind for kind in ALL if not kind.startswith(RELAYED))
 TIMEOUTS = {"heartbeat": 2.0, "lease": 6.0, "round": 8.0, "reanchor": 8.0, "pull_least": 2.0,
             "finish": 20.0, "rejoin": 20.0, "connect": 20.0}  # fmt: skip
 
