@@ -19,10 +19,10 @@ from tests.fleet_learner import Spec
 
 pytestmark = pytest.mark.property
 
-# of a transfer of inner state: played by the syncer's relay, which has tests of its own
-RELAYED = ("Inner", "State", "DonateState")
+# transfers of inner state and consistent cuts are no part of this story; they have their own tests
+ELSEWHERE = ("Inner", "State", "DonateState", "Cut", "TakeCut")
 ALL = {kind.__name__ for kind in (*get_args(msg.TO_SYNCER), *get_args(msg.TO_LEARNER))}
-KINDS = sorted(kind for kind in ALL if not kind.startswith(RELAYED))
+KINDS = sorted(kind for kind in ALL if not kind.startswith(ELSEWHERE))
 TIMEOUTS = {"heartbeat": 2.0, "lease": 6.0, "round": 8.0, "reanchor": 8.0, "pull_least": 2.0,
             "finish": 20.0, "rejoin": 20.0, "connect": 20.0}  # fmt: skip
 
