@@ -8,7 +8,7 @@ import torch
 
 from dd_lightning import DecoupledDiLoCoStrategy
 from dd_lightning.protocol.config import SyncerConfig
-from tests.trainers import QUIET, WAIT_S, Regression, assert_equal, loader, run_threads
+from tests.trainers import QUIET, WAIT_S, Regression, assert_equal, loader, run_threads, values
 
 pytestmark = [
     pytest.mark.integration,
@@ -111,3 +111,70 @@ def test_a_newcomer_gets_the_donors_moments_and_the_runs_rate(syncer, amsgrad):
     assert {name.rsplit(".", 1)[1] for name in late.before[0]} == keys
     start = round(0.01 / late.rates[0]) - 1  # the step of the schedule that it began at
     assert start >= 20 and late.rates[0] == donor.rates[start]
+
+
+def test_donating_changes_not_one_bit_of_the_donors_way(syncer, monkeypatch):
+    monkeypatch.setattr("dd_lightning.protocol.transfer.CHUNK_BYTES", 64)  # many pieces
+    no_rounds = {"sync_every": 1000}
+
+    class Way(Adam):
+        def on_train_batch_end(self, *_):
+            self.way = [*getattr(self, "way", []), values(self)]
+
+    alone = Way(0, width=50)
+    syncer(config(algorithm=no_rounds))
+    fit(alone, "0", 60)
+    donor, donated, half = Way(0, width=50), threading.Event(), threading.Event()
+
+    class Go(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if 20 <= trainer.global_step < 50 and not donated.is_set():
+                half.set()
+                donated.wait(0.05)
+
+    running = syncer(config(algorithm=no_rounds))
+
+    def newcomer():
+        assert half.wait(WAIT_S)
+        fit(Adam(1, width=50), "1", 60, FirstBatch(donated.set))
+
+    run_threads(lambda: fit(donor, "0", 60, Go()), newcomer)
+    assert running.events("donation")[0]["outcome"] == "loaded"
+    assert running.events("donation")[0]["chunks"] > 20
+    assert len(donor.way) == len(alone.way) == 60
+    for ours, theirs in zip(donor.way, alone.way, strict=True):
+        assert_equal(ours, theirs)
+    for ours, theirs in zip(donor.before, alone.before, strict=True):
+        assert_equal(ours, theirs)
+
+
+class Listed(Adam):
+    """An optimizer whose state cannot travel."""
+
+    def on_train_batch_end(self, *_):
+        for state in self.trainer.optimizers[0].state.values():
+            state["history"] = [1, 2]
+
+    def on_train_batch_start(self, *_):
+        pass
+
+
+def test_a_state_that_cannot_travel_means_cold_with_the_reason(syncer):
+    running = syncer(config())
+    half, joined = threading.Event(), threading.Event()
+
+    class Go(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step >= 20 and not joined.is_set():
+                half.set()
+                joined.wait(0.01)
+
+    def newcomer():
+        assert half.wait(WAIT_S)
+        with pytest.warns(UserWarning, match="empty inner optimizer: 3 donors failed"):
+            fit(Listed(), "1", 40, FirstBatch(joined.set))
+
+    run_threads(lambda: fit(Listed(), "0", 40, Go()), newcomer)
+    outcomes = [d["outcome"] for d in running.events("donation")]
+    assert "a list of an optimizer cannot travel" in outcomes[0]
+    assert [j["state_from"] for j in running.events("join") if j["learner"] == "1"] == ["cold"]
