@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from dd_lightning.learner.rng import restore_rng
@@ -27,7 +27,7 @@ def whole(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as file:
             return file.testzip() is None
-    except (OSError, zipfile.BadZipFile, EOFError, pickle.UnpicklingError):
+    except (OSError, zipfile.BadZipFile, EOFError, UnpicklingError):
         return False
 
 
