@@ -143,6 +143,6 @@ class Intake:
         final = member.finals.get(message.fragment)
         if message.final and final is not None:
             final.done = True  # what it cannot hand in is lost as `unsent`
-        round_ = run.book.open.get(message.fragment)
-        if round_ is not None:
-            self.closing.strike_from(round_, member.learner, now)
+        for round_ in list(run.book.open.values()):  # either of the two may be what is wrong
+            if message.fragment == round_.fragment or message.round == round_.number:
+                self.closing.strike_from(round_, member.learner, now)
