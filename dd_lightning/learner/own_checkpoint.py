@@ -16,7 +16,6 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_KEY = "decoupled_diloco"
 STATE_VERSION = 1
-OWNER_FILE = "learner.txt"  # beside checkpoints: whose they are
 
 
 def whole(path: Path) -> bool:
@@ -82,31 +81,3 @@ def warn_of_position(trainer: Any, position: int, datamodule_restored: bool) -> 
             "DataLoader or the LightningDataModule state_dict and load_state_dict.",
             stacklevel=2,
         )
-
-
-def claim_folders(trainer: Any, learner: str) -> None:
-    """Mark the folders that this learner's ModelCheckpoints write to as its own.
-
-    Raises:
-        ValueError: one of them is another learner's, whose files it would overwrite.
-    """
-    for callback in trainer.checkpoint_callbacks:
-        folder = getattr(callback, "dirpath", None)
-        writes = getattr(callback, "save_top_k", 0) != 0 or getattr(callback, "save_last", False)
-        if folder is None or not writes or "://" in str(folder) or trainer.fast_dev_run:
-            continue
-        mark = Path(folder) / OWNER_FILE
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with mark.open("x") as file:
-                file.write(learner)
-            continue
-        except FileExistsError:
-            owner = mark.read_text()
-        if owner and owner != learner:
-            raise ValueError(
-                f"ModelCheckpoint of learner {learner!r} would write into {folder}, which holds "
-                f"the checkpoints of learner {owner!r}. Give each learner its own, "
-                f'Trainer(default_root_dir="learners/{learner}") or ModelCheckpoint(dirpath=...); '
-                f"if that learner is gone for good, delete {mark}."
-            )

@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from dd_lightning.crash_points import reach
-from dd_lightning.learner import own_checkpoint, schedules
+from dd_lightning.learner import folders, own_checkpoint, schedules
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
 from dd_lightning.learner.inner_state import InnerState
@@ -101,6 +101,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         self.ckpt_weights_only = ckpt_weights_only
         self._session: LearnerSession | None = None
         self._restored: Mapping[str, Any] | None = None
+        self._without_folder: list[Any] = []  # checkpoint callbacks that were given none
         self._has_file = False  # a checkpoint was loaded, ours or plain Lightning's
         self._data_restored = False  # a LightningDataModule had a state in the checkpoint
         self._counter: StepCounter | None = None
@@ -125,12 +126,17 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     # ------------------------------------------------------------------ beginning
 
+    def setup_environment(self) -> None:
+        """The first hook of a fit: no callback has chosen its folder yet."""
+        self._without_folder = folders.without_folder(self._trainer)
+        super().setup_environment()
+
     def model_to_device(self) -> None:
         """Then join: the last moment before optimizers (and with them the sampler) are set up."""
         super().model_to_device()
         trainer = self._trainer
         if trainer.state.fn == TrainerFn.FITTING:
-            own_checkpoint.claim_folders(trainer, self.identity.learner)
+            folders.claim(trainer, self.identity.learner, self._without_folder)
             self._session = open_session(
                 self, trainer, self._restored, wants_state=not self._has_file
             )

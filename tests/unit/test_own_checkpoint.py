@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
-from dd_lightning.learner import own_checkpoint
+from dd_lightning.learner import folders, own_checkpoint
 from dd_lightning.learner.rng import restore_rng, rng_states
 
 pytestmark = pytest.mark.unit
@@ -68,11 +69,22 @@ def test_a_newer_state_is_refused_and_anothers_warned_of():
 
 
 def test_two_learners_never_write_into_one_folder(tmp_path):
-    def trainer():
-        callback = ModelCheckpoint(dirpath=tmp_path)
+    def trainer(**options):
+        callback = ModelCheckpoint(**options)
         return pl.Trainer(accelerator="cpu", logger=False, callbacks=[callback])
 
-    own_checkpoint.claim_folders(trainer(), "0")
-    own_checkpoint.claim_folders(trainer(), "0")
+    given = {"dirpath": tmp_path}
+    folders.claim(trainer(**given), "0", [])
+    folders.claim(trainer(**given), "0", [])
     with pytest.raises(ValueError, match=r"learner '1'.*learner '0'.*default_root_dir"):
-        own_checkpoint.claim_folders(trainer(), "1")
+        folders.claim(trainer(**given), "1", [])
+    default = trainer()
+    chosen = folders.without_folder(default)
+    assert chosen == default.checkpoint_callbacks and not folders.without_folder(trainer(**given))
+    chosen[0].dirpath = str(tmp_path)  # as Lightning resolves it
+    with pytest.raises(ValueError, match="delete"):
+        folders.claim(default, "1", chosen)
+    default.loggers = [CSVLogger(tmp_path)]
+    with pytest.warns(UserWarning, match="default_root_dir of its own"):
+        folders.claim(default, "1", chosen)
+    assert chosen[0].dirpath == str(tmp_path / "learner-1")
