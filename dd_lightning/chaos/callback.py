@@ -27,7 +27,7 @@ from dd_lightning.chaos.signals import pause
 
 log = logging.getLogger(__name__)
 
-HUGE = 1e4  # factor by which parameters grow: their forward pass stays finite
+HUGE = 100.0  # factor by which parameters grow: their forward pass stays finite
 STEPS_MEASURED = 50
 
 

@@ -45,11 +45,14 @@ class StepsLeft:
 
     max_steps: int
     least_step_s: float
+    made: int = 0  # steps of whoever was fastest, at each time, since the first report
     _first: dict[str, tuple[float, int]] = field(default_factory=dict)
     _last: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def saw(self, now_s: float, steps: Mapping[str, int]) -> None:
         """These learners have done so many steps; one whose count fell has begun anew."""
+        gained = [step - self._last[name][1] for name, step in steps.items() if name in self._last]
+        self.made += max(0, *gained) if gained else 0
         for learner, step in steps.items():
             if learner not in self._last or step < self._last[learner][1]:
                 self._first[learner] = (now_s, step)

@@ -25,6 +25,7 @@ from dd_lightning.chaos.signals import pause, resume
 
 log = logging.getLogger(__name__)
 
+REPORT_S = 3.0  # steps are known so late: the status is written every second
 FIRED = "faults.jsonl"  # in the run folder: what has fired, as on the tape
 AWAY = "its target was away"
 
@@ -99,7 +100,8 @@ class Injector:
         self._ordered: set[int] = set()  # of a learner, which has not said yet that it did
         self._before = {row["number"] for row in NewRows(folder / FIRED).read()}
         self._drawn: Iterator[tuple[float, Fault]] | None = None
-        self._next: tuple[float, Fault] | None = None  # of the Poisson process, on the run clock
+        self._next: tuple[float, Fault] | None = None  # of the Poisson process, on its clock
+        self._ticks = _Ticks()
         self._paused: dict[int, subprocess.Popen[bytes]] = {}
         self._full_until_s: float | None = None
 
@@ -243,7 +245,8 @@ class Injector:
             return
         if self._drawn is None:
             self._begin_poisson(now_s)
-        while self._next is not None and self._next[0] <= now_s:
+        self._ticks.advance(now_s, self._left.made)
+        while self._next is not None and self._next[0] <= self._ticks.now_s:
             fault = self._next[1]
             if not self._time_is_left(fault):
                 self._next = None  # nor for any later one
@@ -255,21 +258,41 @@ class Injector:
 
     def _begin_poisson(self, now_s: float) -> None:
         """The guard has opened: the process begins now."""
-        poisson = self._plan.poisson
+        poisson, run = self._plan.poisson, self._plan.run
         assert poisson is not None
-        window_s = self._plan.window_s
+        window_s, step_s = self._plan.window_s, run.step_floor_s
         if window_s is None:
+            step_s = max(map(self._left.step_s, run.learners))
             window_s = self._left.seconds_left() - self._plan.guard.min_left_s
-        if window_s <= 0:  # no step measured yet, or no time left
+        if window_s <= 0 or step_s <= 0:  # no step measured yet, or no time left
             return
-        self._began_s = now_s
+        self._ticks = _Ticks(step_s, self._left.made, now_s)
         self._drawn = poisson.draw(poisson.scaled(window_s))
         self._advance()
 
     def _advance(self) -> None:
         assert self._drawn is not None
-        at_s, fault = next(self._drawn)
-        self._next = (self._began_s + at_s, fault)
+        self._next = next(self._drawn)
+
+
+@dataclass(slots=True)
+class _Ticks:
+    """The clock of a Poisson process: time, but never ahead of the learners' steps.
+
+    It stands still while nobody steps: else a mean below what a restart takes would kill the syncer
+    again and again before anyone could make a step.
+    """
+
+    step_s: float = 0.0
+    made: int = 0  # steps when the process began
+    seen_s: float = 0.0  # on the run clock
+    now_s: float = 0.0
+
+    def advance(self, run_s: float, made: int) -> None:
+        """Go on to this time of the run's clock, with so many steps made by now."""
+        most_s = (made - self.made) * self.step_s + REPORT_S
+        passed_s, self.seen_s = run_s - self.seen_s, run_s
+        self.now_s = max(self.now_s, min(self.now_s + passed_s, most_s))
 
 
 def proxy_command(fault: Fault) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class FaultPlan:
         return [
             *lines,
             f"chaos {self.name}: Poisson faults, mean {mean_s:.1f} s, seconds from {since} on: "
-            f"{what}; more where the steps take longer",
+            f"{what} (a clock that the learners' steps drive)",
         ]
 
     # ------------------------------------------------------------------ checks of the whole

@@ -226,6 +226,18 @@ def test_a_poisson_process_begins_at_the_checkpoint_and_leaves_its_time(make, ta
     assert injector.unfired() == [] and not injector.drew_none
 
 
+def test_a_poisson_process_stands_still_while_nobody_steps(make, table, tmp_path):
+    """A mean below what a restart takes would else kill whoever is back, for ever."""
+    injector = make(poisson={"mean_s": 1.0, "faults": [{"kind": "kill_syncer"}]})
+    write_status(tmp_path, 0.0, {"0": 0, "1": 0})
+    poll(injector, table, *range(1, 200))
+    assert len(table.signals) <= 5  # 3 s, which a report may be late
+    for now_s in range(200, 220):
+        write_status(tmp_path, float(now_s), {"0": 10 * (now_s - 199), "1": 0})  # one is enough
+        poll(injector, table, float(now_s))
+    assert 10 <= len(table.signals) <= 35
+
+
 def test_a_poisson_fault_whose_target_is_away_is_told_and_not_made_up_for(make, table):
     injector = make(poisson={"mean_s": 1.0, "faults": [{"kind": "kill", "target": 1}]})
     table.pids = {}
