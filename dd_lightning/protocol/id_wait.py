@@ -19,6 +19,10 @@ class IdWait:
     until_s: float | None = None  # the lease that the first refusal found is over
     pause_s: float = PAUSES_S[0]
 
+    def due_s(self, sent_s: float, repeat_s: float) -> float:
+        """When the join sent at `sent_s` is repeated for want of an answer, or made anew."""
+        return sent_s + repeat_s if self.again_s is None else self.again_s
+
     def refused(self, sent_s: float, retry_s: float, now: float) -> bool:
         """The join sent at `sent_s` was refused, to be tried again for `retry_s`; False: it was
         sent after all that time, so the id is held by a living process."""

@@ -313,7 +313,9 @@ class LearnerLink:
             )
         elif self.phase != OFFLINE and now >= self._heard_s + self._silence_s:
             self._reconnect(f"nothing heard for {self._silence_s:g} s")
-        elif self.phase == JOINING and now >= self._join_due_s:
+        elif self.phase == JOINING and now >= self._id_wait.due_s(
+            self._join_sent_s, self.timeouts.heartbeat
+        ):
             if self._id_wait.again_s is None:
                 self._send_join(now)
             else:
@@ -329,7 +331,7 @@ class LearnerLink:
         if self.phase != OFFLINE:
             times.append(self._heard_s + self._silence_s)
         if self.phase == JOINING:
-            times.append(self._join_due_s)
+            times.append(self._id_wait.due_s(self._join_sent_s, self.timeouts.heartbeat))
         if self.phase == ATTACHED:
             times.append(self.progress.due_s(self.timeouts.heartbeat))
         return min(times, default=None)
@@ -346,12 +348,6 @@ class LearnerLink:
         """An unanswered join may have met a dead path. Once attached, answers may stand behind a
         large fragment for long, and the channel's own heartbeats notice a dead path."""
         return self.timeouts.lease if self.phase == JOINING else self.timeouts.round
-
-    @property
-    def _join_due_s(self) -> float:
-        """When the join is repeated for want of an answer, or made anew after a refusal."""
-        again_s = self._id_wait.again_s
-        return self._join_sent_s + self.timeouts.heartbeat if again_s is None else again_s
 
     def _join(self, now: float) -> None:
         self._drop(JOINING)
