@@ -99,11 +99,17 @@ class Advice:
             return
         step, median = member.steps.value, median_step(self.run.training)
         slow_step = step is not None and median is not None and step > SLOW_FACTOR * median
-        cause = (
-            f"its step ({step:.3f} s, median {median:.3f} s)"
-            if slow_step
-            else f"its link (pull to contribution {member.rho_s or float('nan'):.3f} s)"
-        )
+        if slow_step:
+            cause = f"its step ({step:.3f} s, median {median:.3f} s)"
+        elif member.rho_s is not None:
+            cause = f"its link (pull to contribution {member.rho_s:.3f} s)"
+        else:  # a pull is answered on the base it names
+            every, most = self.run.config.algorithm.sync_every, len(self.run.training)
+            cause = (
+                "its link: merged fragments reach it after the next merge of them, and its work is "
+                f"lost. Raise algorithm.sync_every={every}, or algorithm.quorum to {most}, which "
+                "waits for it"
+            )
         self.run.warn_once(
             f"slow {member.learner}",
             f"learner {member.learner} contributed to {sum(took)} of {len(took)} rounds; "

@@ -36,3 +36,16 @@ def test_a_learner_that_misses_most_rounds_is_named_with_its_cause():
     fleet = Fleet(specs, algorithm={"fragments": 2, "sync_every": 4}).run()
     (text,) = said(fleet, "learner 3 contributed to")
     assert "its step" in text
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_a_downlink_slower_than_the_merges_is_named_and_a_larger_quorum_would_do(quorum):
+    specs = [Spec(steps=100), Spec(steps=100, down=5.0)]  # two fragments are merged every 4 steps
+    algorithm = {"fragments": 2, "sync_every": 4, "quorum": quorum}
+    fleet = Fleet(specs, algorithm=algorithm).run(110.0)
+    merged = fleet.core.run.ledger("1")[0]["merged"]
+    if quorum == 2:
+        assert merged > 0 and said(fleet, "learner 1 contributed to") == []
+    else:
+        (text,) = said(fleet, "learner 1 contributed to 0 of")
+        assert merged == 0 and "algorithm.quorum to 2" in text and "sync_every=4" in text
