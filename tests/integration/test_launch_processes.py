@@ -111,3 +111,28 @@ def test_closing_stdin_is_seen(start):
     child = start("import sys; sys.stdin.read(); print('end')", keep_stdin=True)
     child.close_stdin()
     assert child.wait(TIMEOUT_S) == 0 and child.tail() == "end"
+
+
+def test_a_nice_child_gets_the_launcher_s_priority_back_with_every_thread(start):
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
+    child = start(code + WAIT, nice=7)
+    until(lambda: "ready" in child.tail())
+    threads = [int(name) for name in os.listdir(f"/proc/{child.pid}/task")]
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def priorities():
+        return {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+
+    assert len(threads) == 2 and priorities() == {own + 7}
+    if child.renice():  # root, or a user whom RLIMIT_NICE lets
+        assert priorities() == {own}
+    else:
+        assert os.geteuid() != 0 and priorities() == {own + 7}
+
+
+def test_what_a_child_said_is_not_what_an_earlier_one_said(start):
+    first = start("print('{\"ready\": 1}')")
+    assert first.wait(TIMEOUT_S) == 0 and first.said("ready") == {"ready": 1}
+    second = start("print('{\"other\": 2}')")
+    assert second.wait(TIMEOUT_S) == 0
+    assert second.said("ready") is None and second.said("other") == {"other": 2}
