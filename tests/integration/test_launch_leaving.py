@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from dd_lightning import DecoupledDiLoCoStrategy
 from dd_lightning.launch.data_slot import DataSlot, number_of, wanted_slot
 from dd_lightning.launch.leaving import Checkpoints
+from dd_lightning.launch.step_log import StepLog, read_steps
 from dd_lightning.protocol.config import SyncerConfig
 from tests.trainers import QUIET, WAIT_S, Regression, loader, run_threads
 
@@ -132,7 +133,7 @@ def test_an_unplanned_learner_joins_takes_a_free_slot_and_goes_on_alone(syncer, 
     join = next(one for one in running.events("join") if one["learner"] == "7")
     assert not join["planned"] and join["data_slot"] == data.used == 1
     assert wanted_slot("7", tmp_path, 3) == 1  # after a restart
-    assert [one["learner"] for one in running.events("leave")][0] == "0"
+    assert next(one["learner"] for one in running.events("leave")) == "0"
     merges = running.events("merge")
     assert any("7" in merge["contributors"] for merge in merges)
     assert merges[-1]["contributors"] == ["7"]
@@ -146,3 +147,11 @@ def test_ids_have_numbers_and_wants():
 def test_a_planned_learner_wants_the_slot_of_its_id(tmp_path):
     assert wanted_slot("2", tmp_path, 4) == 2
     assert wanted_slot("berlin", tmp_path, 4) is None
+
+
+def test_the_step_log_has_every_step_but_the_first_with_its_boundary(syncer, tmp_path):
+    syncer(config(1))
+    trainer(12, callbacks=[StepLog(tmp_path)]).fit(Regression(), loader())
+    (life,) = read_steps(tmp_path)
+    assert len(life) == 11
+    assert all(0 < step.boundary_s < step.seconds for step in life)

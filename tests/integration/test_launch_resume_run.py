@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-m", "dd_lightning.cli", "launch"]
 SETTINGS = [
     "experiment=smoke",
     "trainer.max_steps=300",
-    "task.data.max_bytes=200000",
+    "task.data.source=folder",
     "task.data.validation_samples=64",
     "checkpoint.every_s=1",
     "launcher.max_restarts=2",
@@ -32,13 +32,23 @@ SETTINGS = [
 
 
 @pytest.fixture
-def launch(tmp_path, tmp_path_factory):
+def text(tmp_path):
+    """A folder of small documents."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(200):
+        words = " ".join(f"word{(number * number + i * i) % 97}" for i in range(300))
+        (folder / f"{number}.txt").write_text(f"Document {number}. {words}")
+    return folder
+
+
+@pytest.fixture
+def launch(tmp_path):
     """Starts the launcher on the one run folder; ends what a failed test leaves."""
     started = []
-    data = tmp_path_factory.mktemp("data")
 
     def begin(*overrides):
-        environment = os.environ | {"DD_DATA": str(data), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"DD_DATA": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"}
         command = [*COMMAND, f"hydra.run.dir={tmp_path / 'run'}", *overrides]
         with open(tmp_path / "launcher.log", "ab") as log:
             process = psutil.Popen(command, env=environment, stdout=log, stderr=log)
@@ -57,10 +67,11 @@ def events(folder, kind):
     return [e for e in read_tape(tape) if e["event"] == kind] if tape.exists() else []
 
 
-def until(condition, said):
+def until(condition, launcher, said):
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < deadline, said.read_text()[-3000:]
+        alive = launcher.poll() is None
+        assert alive and time.monotonic() < deadline, said.read_text()[-3000:]
         time.sleep(0.05)
 
 
@@ -73,17 +84,23 @@ def child(launcher, *words):
 
 
 @pytest.mark.timeout(3 * WAIT_S)
-def test_a_run_that_was_interrupted_while_its_syncer_was_away_goes_on(launch, tmp_path):
+def test_a_run_that_was_interrupted_while_its_syncer_was_away_goes_on(launch, text, tmp_path):
     folder, said = tmp_path / "run", tmp_path / "launcher.log"
-    launcher = launch(*SETTINGS)
-    until(lambda: len(events(folder, "merge")) >= 3 and events(folder, "checkpoint"), said)
+    launcher = launch(*SETTINGS, f"task.data.path={text}")
+    until(
+        lambda: len(events(folder, "merge")) >= 3 and events(folder, "checkpoint"), launcher, said
+    )
     child(launcher, "--learner", "1").terminate()
-    until(lambda: "learner 1 has left; the others go on" in said.read_text(), said)
+    until(lambda: "learner 1 has left; the others go on" in said.read_text(), launcher, said)
     assert (folder / "learners" / "1" / "checkpoints" / "last.ckpt").exists()
     assert [e["learner"] for e in events(folder, "leave")] == ["1"]
 
     child(launcher, "syncer").kill()
-    until(lambda: "syncer was ended by SIGKILL; it is started again" in said.read_text(), said)
+    until(
+        lambda: "syncer was ended by SIGKILL; it is started again" in said.read_text(),
+        launcher,
+        said,
+    )
     family = launcher.children(recursive=True)
     launcher.send_signal(signal.SIGINT)
     began = time.monotonic()
