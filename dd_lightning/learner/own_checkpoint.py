@@ -45,6 +45,25 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
+def take_out(checkpoint: dict[str, Any], learner: str) -> Mapping[str, Any] | None:
+    """Our state of a file that was just read, None in a file of plain Lightning's; raises as
+    `check_state`."""
+    state = checkpoint.pop(CHECKPOINT_KEY, None)
+    if state is not None:
+        check_state(state, learner)
+    return state
+
+
+def go_on(state: Mapping[str, Any], trainer: Any, learner: str, datamodule_restored: bool) -> int:
+    """The last of the restoring, right before the first batch; batches used before the file."""
+    batches = int(state["data_position"])
+    warn_of_position(trainer, batches, datamodule_restored)
+    # in the middle of an epoch an undisturbed run draws no new order, as this process just did
+    if trainer.fit_loop.restarted_mid_epoch:
+        restore_own_rng(state, learner)
+    return batches
+
+
 def check_state(state: Mapping[str, Any], learner: str) -> None:
     """Raises ValueError for a state that a newer version wrote; warns of another learner's."""
     if state.get("version", 0) > STATE_VERSION:

@@ -166,11 +166,9 @@ class DecoupledDiLoCoStrategy(Strategy):
     def _continue_from(self, restored: Mapping[str, Any]) -> None:
         """Parameters are the syncer's by now, all else is the checkpoint's."""
         assert self._counter is not None  # made in on_train_start
-        self._counter.batches = int(restored["data_position"])
-        own_checkpoint.warn_of_position(self._trainer, self._counter.batches, self._data_restored)
-        # in the middle of an epoch an undisturbed run draws no new order, as this process just did
-        if self._trainer.fit_loop.restarted_mid_epoch:
-            own_checkpoint.restore_own_rng(restored, self.identity.learner)
+        self._counter.batches = own_checkpoint.go_on(
+            restored, self._trainer, self.identity.learner, self._data_restored
+        )
 
     # ------------------------------------------------------------------ training
 
@@ -287,11 +285,9 @@ class DecoupledDiLoCoStrategy(Strategy):
         if self.ckpt_weights_only is not None:
             weights_only = self.ckpt_weights_only
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
-        self._restored, self._has_file = checkpoint.pop(CHECKPOINT_KEY, None), True
-        if self._restored is not None:
-            own_checkpoint.check_state(self._restored, self.identity.learner)
-        datamodule = self._trainer.datamodule
-        self._data_restored = type(datamodule).__qualname__ in checkpoint
+        self._has_file = True
+        self._restored = own_checkpoint.take_out(checkpoint, self.identity.learner)
+        self._data_restored = type(self._trainer.datamodule).__qualname__ in checkpoint
         return checkpoint
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
