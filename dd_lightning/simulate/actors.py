@@ -53,9 +53,17 @@ class Actor:
         token = self._waits_for = object()
         self._time.at(self._time.now, lambda: self._turn(token), self._order)
 
+    def go(self) -> None:
+        """Give it the turn now, outside of any schedule; returns when it parks or ends."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._waits_for = None
+        self._switch()
+
     def kill(self) -> None:
         """End it where it stands; returns once its thread has left its code."""
-        if self.ended:
+        if self.ended or self._thread.ident is None:
+            self.ended = True
             return
         self._killed = True
         self._waits_for = None

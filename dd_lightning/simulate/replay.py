@@ -1,0 +1,458 @@
+"""Plays a run again from its tape in one process, and compares Θ after every merge with it.
+
+Who contributed to which round at which step, and when which fragment was applied, is the tape's;
+every gradient, counter, weight and merge is computed anew. On one machine, with one dtype and
+thread count, the digests are equal bit for bit; where they are not, the first difference is named.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from dd_lightning.algorithm import CODECS, build_outer_optimizer, contribution_weight, resolve
+from dd_lightning.launch.learner import train
+from dd_lightning.launch.settings import Settings
+from dd_lightning.learner.payload import Coder
+from dd_lightning.protocol.actions import HeldContribution, Merge
+from dd_lightning.protocol.layout import Layout, build_layout
+from dd_lightning.protocol.messages import (
+    Contribution,
+    Fragment,
+    Pull,
+    RoundKey,
+    TensorInfo,
+    Version,
+    Welcome,
+)
+from dd_lightning.simulate.replay_life import ReplayLife, ReplaySurroundings
+from dd_lightning.simulate.replay_script import (
+    ApplyAt,
+    Attach,
+    CannotReplay,
+    Given,
+    LifeScript,
+    MergeStep,
+    Restart,
+    Saved,
+    Script,
+)
+from dd_lightning.syncer.checkpoint import parameters_sha256
+from dd_lightning.syncer.merger import Merger
+from dd_lightning.syncer.payload import Encoded, PayloadReader, encode_values
+from dd_lightning.syncer.theta import Theta
+
+TURNS = 3  # that a learner may take without coming nearer to what is asked of it
+
+
+class Differs(Exception):
+    """The replay is not the run: where, and in what."""
+
+    def __init__(self, what: str, key: RoundKey, fragment: int, learner: str | None = None) -> None:
+        super().__init__(what)
+        self.where = {
+            "epoch": key[0],
+            "round": key[1],
+            "fragment": fragment,
+            "learner": learner,
+            "what": what,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`first_difference` is None where every merge, and Θ at the end, came out equal."""
+
+    merges: int
+    first_difference: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Everything that a restart of the syncer brings back."""
+
+    values: dict[str, Any]
+    optimizer: dict[str, Any]
+    upto: dict[str, list[RoundKey | None]]
+
+
+@dataclass(slots=True)
+class _State:
+    """The syncer's side of a replay."""
+
+    layout: Layout
+    merger: Merger
+    optimizer: Any
+    versions: list[Version]
+    published: dict[tuple[int, Version], Encoded] = field(default_factory=dict)
+    made_by: dict[tuple[int, Version], RoundKey] = field(default_factory=dict)
+    upto: dict[str, list[RoundKey | None]] = field(default_factory=dict)  # by incarnation
+    upto_of: dict[tuple[str, int, Version], RoundKey | None] = field(default_factory=dict)
+
+
+class Replay:
+    """One tape under replay.
+
+    Args:
+        settings: of the run, from the tape's configuration.
+        folder: for the checkpoints that learners come back from.
+
+    Raises:
+        CannotReplay: the tape holds something that this version does not replay.
+    """
+
+    def __init__(self, script: Script, settings: Settings, folder: Path) -> None:
+        self.script, self.settings = script, settings
+        self._folder = folder
+        self._algorithm = settings.syncer.algorithm
+        self._state: _State | None = None
+        self._lives: dict[str, ReplayLife] = {}
+        self._kept: dict[tuple[int, ...], _Kept] = {}
+        self._targets = {step.merges for step in script.course if isinstance(step, Restart)}
+        self._coder: Coder | None = None
+        self._reader: PayloadReader | None = None
+        self._tensors: tuple[TensorInfo, ...] = ()
+        for life in script.lives:
+            if life.first.row["state_from"] == "peer":
+                raise CannotReplay(
+                    f"learner {life.learner} took its inner optimizer state from a peer; only "
+                    "state from its own checkpoint, or none, is replayed in this version"
+                )
+
+    def play(self) -> Outcome:
+        """All merges in order, then Θ."""
+        merges = 0
+        try:
+            self._begin()
+            for step in self.script.course:
+                if isinstance(step, MergeStep):
+                    self._merge(step)
+                    merges += 1
+                elif isinstance(step, Restart):
+                    self._restart(step)
+                else:
+                    self._keep(step)
+            self._compare_end()
+        except Differs as difference:
+            return Outcome(merges, difference.where)
+        finally:
+            for life in self._lives.values():
+                life.end()
+        return Outcome(merges, None)
+
+    # ------------------------------------------------------------------ version 0
+
+    def _begin(self) -> None:
+        first = self._life(self.script.lives[0])
+        first.go(first.allowed)
+        if first.comm is None or self._state is None:
+            raise CannotReplay(f"learner {first.script.learner} did not come as far as its join")
+
+    def _initialize(self, tensors: tuple[TensorInfo, ...]) -> None:
+        layout = build_layout(tensors, self._algorithm)
+        if layout.fingerprint != self.script.layout["fingerprint"]:
+            raise CannotReplay(
+                f"the model has layout {layout.fingerprint}, the tape's run had "
+                f"{self.script.layout['fingerprint']}: another version of the task or of its data"
+            )
+        self._tensors = tensors
+        self._coder = Coder.of(tensors, self._algorithm.codec)
+        self._reader = PayloadReader(layout, resolve("codec", self._algorithm.codec, CODECS))
+
+    def _set_theta(self, layout: Layout, values: dict[str, Any], epoch: int) -> None:
+        theta = Theta(layout, values)
+        versions: list[Version] = [(epoch, 0)] * layout.num_fragments
+        merger = Merger(theta, self._algorithm, versions, lambda: True)
+        optimizer = build_outer_optimizer(theta.root.parameters(), self._algorithm.outer)
+        self._state = _State(layout, merger, optimizer, versions)
+        for fragment, version in enumerate(versions):
+            self._publish(fragment, version, (epoch, 0))
+
+    def _publish(self, fragment: int, version: Version, key: RoundKey) -> None:
+        state = self._known
+        state.versions[fragment] = version
+        state.published[fragment, version] = state.merger.published(fragment)
+        state.made_by[fragment, version] = key
+        for incarnation, upto in state.upto.items():
+            state.upto_of[incarnation, fragment, version] = upto[fragment]
+
+    @property
+    def _known(self) -> _State:
+        assert self._state is not None  # set when the first learner has handed in version 0
+        return self._state
+
+    # ------------------------------------------------------------------ the course
+
+    def _merge(self, step: MergeStep) -> None:
+        held = tuple(self._contribution(step, given) for given in step.contributions)
+        job = Merge(step.epoch, step.round, step.fragment, step.version, held, step.reanchor)
+        state = self._known
+        merged = state.merger.merge(job, state.optimizer)
+        for given in step.contributions:
+            self._upto(self._life_of(given))[step.fragment] = (step.epoch, step.round)
+        self._publish(step.fragment, step.version, (step.epoch, step.round))
+        if merged.result.digest != step.digest:
+            raise Differs(
+                f"digest {merged.result.digest} instead of {step.digest}",
+                (step.epoch, step.round),
+                step.fragment,
+            )
+
+    def _contribution(self, step: MergeStep, given: Given) -> HeldContribution:
+        script = self._life_of(given)
+        snapshot = self._snapshot(script, given)
+        assert self._coder is not None and self._reader is not None  # a learner has joined
+        payload, data = self._coder.encode(snapshot)
+        row = given.row
+        for name, found in (
+            ("steps", snapshot.steps),
+            ("tokens", snapshot.tokens),
+            ("digest", payload.digest),
+        ):
+            if row[name] != found:
+                raise Differs(
+                    f"contribution: {name} {found} instead of {row[name]}",
+                    given.key,
+                    given.fragment,
+                    given.learner,
+                )
+        message = Contribution(
+            generation=given.generation,
+            epoch=step.epoch,
+            round=step.round,
+            fragment=given.fragment,
+            step=snapshot.step,
+            steps=snapshot.steps,
+            tokens=snapshot.tokens,
+            odometer=snapshot.odometer,
+            base=snapshot.base,
+            payload=payload,
+            fingerprint=self._known.layout.fingerprint,
+            final=given.final,
+        )
+        return HeldContribution(
+            given.learner,
+            given.generation,
+            script.incarnation,
+            message,
+            self._reader.decode(given.fragment, payload, data),
+            script.first.row.get("dtype", "float32"),
+            0.0,
+            contribution_weight(snapshot.tokens, snapshot.steps, self._algorithm.sync_every),
+        )
+
+    def _snapshot(self, script: LifeScript, given: Given) -> Any:
+        """Let the learner run until it has taken the snapshot."""
+        life = self._life(script)
+        for _ in range(TURNS + given.step):
+            if life.comm is not None and given.key in life.comm.snapshots:
+                return life.comm.snapshots[given.key]
+            if life.actor.ended:
+                break
+            life.go(given.step)
+        raise Differs(
+            f"the learner took no snapshot for this round by its step {given.step}",
+            given.key,
+            given.fragment,
+            given.learner,
+        )
+
+    def _keep(self, saved: Saved) -> None:
+        if saved.merges not in self._targets or self._state is None:
+            return
+        state = self._known
+        self._kept[saved.merges] = _Kept(
+            {name: tensor.detach().clone() for name, tensor in state.merger.theta.by_name.items()},
+            copy.deepcopy(state.optimizer.state_dict()),
+            copy.deepcopy(state.upto),
+        )
+
+    def _restart(self, restart: Restart) -> None:
+        kept = self._kept.get(restart.merges)
+        if kept is None:
+            raise CannotReplay(
+                f"epoch {restart.epoch} went on from a checkpoint with merges {restart.merges}, "
+                "which is not on the tape"
+            )
+        state = self._known
+        self._set_theta(state.layout, kept.values, restart.epoch)
+        self._known.optimizer.load_state_dict(copy.deepcopy(kept.optimizer))
+        self._known.upto = copy.deepcopy(kept.upto)
+        self._known.published |= state.published
+        self._known.made_by |= state.made_by
+        self._known.upto_of |= state.upto_of
+        versions: list[Version] = [(restart.epoch, n) for n in restart.merges]
+        theta = self._known.merger.theta
+        self._known.merger = Merger(theta, self._algorithm, versions, lambda: True)
+        for fragment, version in enumerate(versions):
+            self._publish(fragment, version, (restart.epoch, 0))
+
+    def _compare_end(self) -> None:
+        expected = self.script.parameters_sha256
+        if expected is None:
+            return
+        state = self._known
+        found = parameters_sha256(dict(state.merger.theta.root.named_parameters()))
+        if found != expected:
+            key = state.made_by[0, state.versions[0]]
+            raise Differs(f"parameters_sha256 {found} instead of {expected}", key, 0)
+
+    # ------------------------------------------------------------------ learners
+
+    def _life_of(self, given: Given) -> LifeScript:
+        for life in self.script.lives:
+            if given in life.given:
+                return life
+        raise AssertionError("a contribution without a life")  # the reader found it one
+
+    def _life(self, script: LifeScript) -> ReplayLife:
+        """The life, begun; an earlier one of the learner has ended, its checkpoint saved."""
+        if script.incarnation in self._lives:
+            return self._lives[script.incarnation]
+        self._end_earlier(script)
+        life = ReplayLife(
+            script,
+            self._train,
+            self._theta_of,
+            self._welcome,
+            self._pull,
+            self._algorithm.codec,
+            self._folder,
+        )
+        self._lives[script.incarnation] = life
+        return life
+
+    def _end_earlier(self, script: LifeScript) -> None:
+        for earlier in self.script.lives:
+            if earlier is script:
+                return
+            if earlier.learner != script.learner:
+                continue
+            life = self._life(earlier)
+            wanted = script.first.row["state_step"]
+            if script.first.row["state_from"] == "checkpoint" and wanted in life.saves:
+                while wanted not in life.saved and not life.actor.ended:
+                    before = life.allowed
+                    life.go(wanted + 1 if life.allowed >= wanted else wanted)
+                    if life.allowed == before == wanted + 1 and wanted not in life.saved:
+                        break
+            life.end()
+
+    def _train(self, life: ReplayLife, callbacks: Sequence[Callback]) -> None:
+        script = life.script
+        train(
+            self.settings.values,
+            script.learner,
+            self._folder / script.learner,
+            "tcp://127.0.0.1:1",
+            surroundings=ReplaySurroundings(life),
+            callbacks=callbacks,
+            checkpoint=self._checkpoint_of(script),
+        )
+
+    def _checkpoint_of(self, script: LifeScript) -> Path | None:
+        row = script.first.row
+        if row["state_from"] != "checkpoint":
+            return None
+        for earlier in reversed(self.script.lives):
+            life = self._lives.get(earlier.incarnation)
+            if earlier.learner == script.learner and life and row["state_step"] in life.saved:
+                return life.checkpoint_file(row["state_step"])
+        raise CannotReplay(
+            f"learner {script.learner} went on from a checkpoint of step {row['state_step']}, "
+            "which no earlier life on the tape has saved"
+        )
+
+    def _upto(self, script: LifeScript) -> list[RoundKey | None]:
+        state = self._known
+        return state.upto.setdefault(script.incarnation, [None] * state.layout.num_fragments)
+
+    # ------------------------------------------------------------------ what the syncer says
+
+    def _welcome(
+        self, script: LifeScript, attach: Attach, tensors: tuple[TensorInfo, ...]
+    ) -> Welcome:
+        if self._coder is None:
+            self._initialize(tensors)
+        layout = build_layout(tensors, self._algorithm)
+        row = attach.row
+        upto: list[RoundKey | None] = [None] * layout.num_fragments
+        if self._state is not None:
+            upto = list(self._upto(script))
+        return Welcome(
+            learner=script.learner,
+            number=0,
+            generation=attach.generation,
+            epoch=attach.epoch,
+            run_id=self.settings.syncer.run_id or "replay",
+            config=self.settings.syncer.to_dict(),
+            fragments=layout.fragments,
+            averaged=tuple(sorted(layout.averaged)),
+            fingerprint=layout.fingerprint,
+            send_initial=self._state is None,
+            clock=row.get("clock", 0),
+            offset=row.get("offset", 0),
+            next_round=row.get("next_round", 1),
+            merged_upto=tuple(upto),
+            data_slot=row["data_slot"],
+            num_data_slots=self.settings.syncer.num_data_slots,
+            start_step=row.get("start_step", 0),
+            peer_address="",
+        )
+
+    def _theta_of(self, apply: ApplyAt) -> tuple[Fragment, dict[str, Any]] | None:
+        if self._state is None and not self._take_initial():
+            return None
+        state = self._known
+        place = (apply.fragment, apply.version)
+        published = state.published.get(place)
+        if published is None:
+            return None
+        life = next(
+            one for one in self.script.lives if any(apply is other for other in one.applies)
+        )
+        self._upto(life)
+        message = Fragment(
+            generation=apply.generation,
+            fragment=apply.fragment,
+            version=apply.version,
+            round=state.made_by[place],
+            merged_upto=state.upto_of.get((life.incarnation, *place)),
+            payload=published.payload,
+        )
+        shapes = {tensor.name: tensor.shape for tensor in self._tensors}
+        return message, published.tensors(shapes)
+
+    def _take_initial(self) -> bool:
+        """Version 0, once a learner has handed in all of it."""
+        for life in self._lives.values():
+            if life.comm is None or not self._tensors:
+                continue
+            layout = build_layout(self._tensors, self._algorithm)
+            if len(life.comm.initial) == layout.num_fragments:
+                values: dict[str, Any] = {}
+                for fragment in range(layout.num_fragments):
+                    encoded = encode_values(life.comm.initial[fragment])
+                    shapes = {tensor.name: tensor.shape for tensor in self._tensors}
+                    values |= encoded.tensors(shapes)
+                self._set_theta(layout, values, life.script.first.epoch)
+                return True
+        return False
+
+    def _pull(self, script: LifeScript, given: Given) -> Pull:
+        base = given.row["base_version"]
+        return Pull(
+            generation=given.generation,
+            epoch=given.key[0],
+            round=given.key[1],
+            fragment=given.fragment,
+            base=(int(base[0]), int(base[1])),
+            merged_upto=self._upto(script)[given.fragment],
+            final=given.final,
+            values=given.row.get("kind", "values") == "values",
+        )
