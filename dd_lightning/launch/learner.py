@@ -52,7 +52,7 @@ def train(
         syncer: address, tcp://HOST:PORT.
         checkpoint: gone on from where the folder has none.
         surroundings: of a simulated learner.
-        callbacks: in place of the checkpoints and the step floor of a real one.
+        callbacks: in place of the checkpoints, faults and step floor of a real one.
     """
     values = learner_values(values, learner)
     slots = values["algorithm"]["max_learners"] or values["learners"]
@@ -75,7 +75,10 @@ def train(
         strategy=strategy,
         default_root_dir=str(folder),
         logger=_logger(values["logger"], folder),
-        callbacks=_callbacks(values, learner, folder) if callbacks is None else list(callbacks),
+        callbacks=[
+            DataSlot(folder, takes_slots(values)),
+            *(_callbacks(values, learner, folder) if callbacks is None else callbacks),
+        ],
     )
     last = newest_whole(folder / CHECKPOINTS) or checkpoint
     trainer.fit(module, datamodule=data, ckpt_path=None if last is None else str(last))
@@ -95,8 +98,8 @@ def _callbacks(values: Mapping[str, Any], learner: str, folder: Path) -> list[Ca
         train_time_interval=timedelta(seconds=values["checkpoint"]["every_s"]),
     )
     floor_s = values["launcher"]["step_floor_s"]
-    slot = DataSlot(folder, takes_slots(values))
-    callbacks = [slot, checkpoint] + ([StepFloor(floor_s)] if floor_s > 0 else [])
+    callbacks: list[Callback] = [checkpoint]
+    callbacks += [StepFloor(floor_s)] if floor_s > 0 else []
     plan = FaultPlan.load(values["chaos"], run_shape(values))
     if plan.kinds:  # after the floor: what it lengthens is the padded step
         callbacks.append(FaultCallback(plan, learner, folder.parent.parent))

@@ -176,6 +176,11 @@ class Admission:
             step=message.step,
             planned=run.config.learners is None or slot < run.config.learners,
             former=message.former if part is not None else "",
+            # what the answer says besides: a replay answers the same
+            clock=run.clock.value,
+            offset=run.book.offset,
+            next_round=run.book.next_round,
+            start_step=self._start_step(member),
         )
         member.donated = message.wants_state and run.initialized and self._start_step(member) > 0
         if not member.donated:  # else once the transfer has ended, one way or the other

@@ -79,6 +79,7 @@ def record_contribution(
         weight=weight,
         odometer=message.odometer,
         bytes=message.payload.num_bytes,
+        kind=message.payload.kind,
         final=message.final,
         staleness=staleness,
     )

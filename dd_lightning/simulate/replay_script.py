@@ -140,9 +140,17 @@ class ScriptReader:
         Raises:
             CannotReplay: something is missing.
         """
+        events = list(events)
+        # joins first: one that waited for a peer's state stands behind what came after it
+        for event in events:
+            if event["event"] == "syncer_start":
+                self._epoch = event["epoch"]
+            elif event["event"] == "join":
+                self._on_join(event)
+        self._epoch = 0
         for event in events:
             handler = getattr(self, f"_on_{event['event']}", None)
-            if handler is not None:
+            if handler is not None and event["event"] != "join":
                 handler(event)
         if self._config is None:
             raise CannotReplay("the tape has no `run` row with the run's configuration")

@@ -173,6 +173,7 @@ class VirtualSyncer(SyncerRun):
     def _listen(self, close: contextlib.ExitStack) -> tuple[Any, Any]:
         channel = VirtualSyncerChannel(self._network)
         close.callback(channel.close)
+        self._unsaid = ""  # no ports, and nothing of them to warn of
         return channel, None
 
     def _take_signals(self) -> contextlib.AbstractContextManager[Any]:
