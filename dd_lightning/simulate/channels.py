@@ -230,6 +230,12 @@ class VirtualSyncerChannel:
         if session.open_at_learner:
             session.to_learner(event)
 
+    def trust(self, session: str) -> None:
+        """Nobody is a stranger here."""
+
+    def odd(self, session: str) -> None:
+        """Nor does anybody send what no learner sends."""
+
     def peer_address(self, session: str) -> str:
         """The learner's proxy address, as on a real machine."""
         return f"127.0.1.{self._known(session).learner + 1}"
