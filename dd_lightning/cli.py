@@ -14,11 +14,12 @@ COMMANDS = {
     "checkpoint": ("dd_lightning.commands.checkpoint", "a consistent cut of a running run"),
     "report": ("dd_lightning.commands.report", "summary, figures and report.html from a tape"),
     "estimate": ("dd_lightning.commands.estimate", "bytes, times and memory of a run beforehand"),
+    "replay": ("dd_lightning.commands.replay", "a run played again from its tape, bit for bit"),
     "goodput": ("dd_lightning.commands.goodput", "share of a fleet's time that trains, by size"),
     "keys": ("dd_lightning.commands.keys", "key files for an encrypted run"),
     "export": ("dd_lightning.commands.export", "a syncer checkpoint as a Lightning checkpoint"),
 }
-LATER = ("replay",)
+LATER: tuple[str, ...] = ()
 WRONG_SETTING = 2
 
 
