@@ -12,6 +12,10 @@ import os
 import tempfile
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dd_lightning.simulate.replay import Outcome
 
 TAPE = "tape.jsonl"
 
@@ -45,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if equal else 1
 
 
-def _replay(tape: Path):  # noqa: ANN202 (imported below: --help needs no torch)
+def _replay(tape: Path) -> Outcome:
     import torch
 
     from dd_lightning.launch.settings import check
