@@ -34,7 +34,7 @@ def nothing_starts(monkeypatch, tmp_path):
         ("network=moon", "network is 'moon'; allowed: "),
         ("chaos=kill_learnr", "chaos is 'kill_learnr'; allowed: "),
         ("algorithm=data_parallel", "algorithm is 'data_parallel'; allowed: "),
-        ("mode=simulate", "mode is 'simulate', which is not built yet; allowed: processes."),
+        ("mode=threads", "mode is 'threads'; allowed: processes | simulate."),
         ("learners", "Error parsing override 'learners'"),
         ("seed=${nothing}", "seed: "),
     ],
