@@ -154,6 +154,14 @@ def test_a_stale_generation_gets_rejoin_and_has_no_effect() -> None:
     assert core.member("0").generation == 2 and core.member("0").live
 
 
+def test_the_current_generation_over_its_former_session_gets_rejoin() -> None:
+    core = ScriptedCore(learners=1, quorum=1).started("0")
+    core.join("0", session="new", number=2, continues=True, versions=((1, 0), (1, 0)))
+    core.receive("0", msg.Progress(generation=2, step=50, odometer=500))
+    assert core.sent("0", msg.Rejoin)[-1] == msg.Rejoin(generation=2)
+    assert core.member("0").step < 50
+
+
 def test_a_message_of_an_unknown_session_gets_rejoin() -> None:
     core = ScriptedCore(learners=1).started("0")
     core.receive("nobody", msg.Progress(generation=1, step=5, odometer=50))
