@@ -27,6 +27,7 @@ class Syncer:
     """The process, with its address once it listens."""
 
     def __init__(self, run_dir: Path, *arguments: str, before: tuple[str, ...] = ()) -> None:
+        self._run_dir = run_dir
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         environment.pop("DD_LAUNCHED", None)
         command = [
@@ -48,6 +49,10 @@ class Syncer:
         first = self.process.stdout.readline()
         assert first, (run_dir.parent / "syncer.err").read_text()
         self.address = json.loads(first)["listening"]
+
+    def started_s(self) -> float:
+        """Wall time at which the run's clock (`t_s` of its tape) began."""
+        return json.loads((self._run_dir / "syncer" / "started").read_text())["wall_s"]
 
     def end(self, timeout_s: float) -> int:
         """Wait; the exit code. Nothing more may have been printed."""

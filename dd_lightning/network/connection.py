@@ -155,7 +155,7 @@ class Side(asyncio.BufferedProtocol):
             if not data:
                 self.done = True
                 self._connection.close_arrived(self, self._reset)
-            elif not other._gone and other._transport is not None:
+            elif not (other._gone or other._transport is None or other._transport.is_closing()):
                 other._transport.write(data)
                 self._on_bytes(len(data))
         self._adjust_reading()

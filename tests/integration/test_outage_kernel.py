@@ -135,7 +135,7 @@ def test_the_first_contribution_after_an_outage_does_not_wait_for_tcp(tmp_path, 
             began = link.cut()
             until(lambda: plain.backoff >= BACKOFF)
             back = link.heal()
-            started = float((run_dir / "syncer" / "started").read_text())
+            started = syncer.started_s()
             after = [first_after(lambda n=n: contributed(run_dir, n, started), back) for n in NAMES]
             kernel = first_after(lambda: plain.answers, back)
         finally:
