@@ -80,6 +80,7 @@ class Conductor:
     def ask_again(self, member: Member, now: float) -> None:
         """After a re-attach: the pulls of the open rounds that still wait for this learner. What
         its generation before was asked may never have arrived."""
+        member.first_round = self.run.book.next_round
         for round_ in self.run.book.open.values():
             asked = round_.left.get(member.learner)
             if asked is not None:
@@ -133,10 +134,13 @@ class Conductor:
     def _after(self, round_: Round, fragment: int, now: float) -> None:
         """Who gets the fragment now, and what had waited for this round to close."""
         run = self.run
+        never_waits = run.config.algorithm.wait == "never"
         for member in run.live:
-            involved = round_.holds(member.learner, member.generation) or (
-                member.learner in round_.roster
-            )
+            # the roster of a round that was opened before a re-attach had another generation in it,
+            # and it closed before this one could hand in what it did while it was cut off
+            asked = member.learner in round_.roster
+            asked = asked and (round_.number >= member.first_round or not never_waits)
+            involved = asked or round_.holds(member.learner, member.generation)
             if fragment in member.withheld:
                 behind = run.versions[fragment][1] - member.versions[fragment][1]
                 if not involved and behind <= run.config.algorithm.max_stale:

@@ -62,6 +62,7 @@ class Member:
     clock_base: int | None = None  # schedule clock = clock_base + step; None before a first step
     versions: list[Version] = field(default_factory=list)  # applied, as far as we know
     held_pull: set[int] = field(default_factory=set)  # whose next pull carries base "held"
+    first_round: int = 0  # the first that may have this generation in its roster
     withheld: set[int] = field(default_factory=set)  # not sent before a round of it has closed
     outbox: Outbox = field(default_factory=Outbox)
     steps: StepTime = field(default_factory=StepTime)

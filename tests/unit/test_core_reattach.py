@@ -60,3 +60,38 @@ def test_late_bytes_of_the_old_connection_do_nothing(core) -> None:
     said = [type(message) for message in core.sent("0", Rejoin)]
     assert said == [Rejoin, Rejoin] and len(core.actions) == before + 2
     assert core.member("0").step < 99 and core.merges == []
+
+
+def contribute(core: ScriptedCore, learner: str, number: int) -> None:
+    """Make a step and hand in; a grace window of nothing is over at once."""
+    core.step(learner, core.member(learner).session)
+    core.receive(core.member(learner).session, core.contribution(learner, number), payload="x")
+    core.core.tick(core.now)
+    core.carry_out()
+
+
+def test_a_round_opened_before_it_came_back_does_not_overwrite_what_it_did_meanwhile() -> None:
+    core = ScriptedCore(3, quorum=1, min_learners=3, grace_rule="none").started("0", "1", "2")
+    core.opened(1)
+    first = core.core.run.versions[0]
+    contribute(core, "1", 1)  # closes it: version 1 of fragment 0
+    assert core.core.run.versions[0] > first
+    core.opened(2)
+    contribute(core, "1", 2)
+    core.opened(3)  # of fragment 0 again, with learner 0 in its roster, which is cut off by now
+    step = core.steps["0"]
+    core.join(
+        "0", session="new", number=2, continues=True, generation=1, step=step,
+        versions=((1, 0), (1, 0)), odometer=TOKENS * step,
+        pending=((step, TOKENS * step),) * 2,
+    )  # fmt: skip
+    contribute(core, "1", 3)  # closes round 3 without it
+    assert core.core.run.versions[0] == (1, 2)
+    sent = [action for action in core.fragments_to("new") if action.fragment == 0]
+    assert sent == []
+    core.opened(4)
+    contribute(core, "1", 4)
+    core.opened(5)
+    contribute(core, "0", 5)
+    assert [action for action in core.fragments_to("new") if action.fragment == 0] != []
+    assert core.member("0").account.lost[0] == 0
