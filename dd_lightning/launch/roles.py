@@ -131,6 +131,7 @@ class Roles:
             "routes": routes,
             "seed": self.settings.values["seed"],
             "controlled": self.settings.faults.needs_proxy,
+            "start": time.monotonic(),  # a proxy that is started again keeps the outages' times
         }
         path.write_text(json.dumps(config, indent=1))
 
