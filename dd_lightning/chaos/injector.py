@@ -102,6 +102,7 @@ class Injector:
         self._drawn: Iterator[tuple[float, Fault]] | None = None
         self._next: tuple[float, Fault] | None = None  # of the Poisson process, on its clock
         self._ticks = _Ticks()
+        self._until_s = float("inf")
         self._paused: dict[int, subprocess.Popen[bytes]] = {}
         self._full_until_s: float | None = None
 
@@ -247,8 +248,8 @@ class Injector:
             self._begin_poisson(now_s)
         self._ticks.advance(now_s, self._left.made)
         while self._next is not None and self._next[0] <= self._ticks.now_s:
-            fault = self._next[1]
-            if not self._time_is_left(fault):
+            at_s, fault = self._next
+            if at_s > self._until_s or not self._time_is_left(fault):
                 self._next = None  # nor for any later one
                 return
             self._faults[fault.number] = fault
@@ -266,6 +267,8 @@ class Injector:
             window_s = self._left.seconds_left() - self._plan.guard.min_left_s
         if window_s <= 0 or step_s <= 0:  # no step measured yet, or no time left
             return
+        if poisson.mean_s is None:  # learners that come back do steps again: no new window for that
+            self._until_s = window_s
         self._ticks = _Ticks(step_s, self._left.made, now_s)
         self._drawn = poisson.draw(poisson.scaled(window_s))
         self._advance()

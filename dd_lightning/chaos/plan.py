@@ -173,7 +173,7 @@ class FaultPlan:
         return [
             *lines,
             f"chaos {self.name}: Poisson faults, mean {mean_s:.1f} s, seconds from {since} on: "
-            f"{what} (a clock that the learners' steps drive)",
+            f"{what} (a clock that stands still while nobody steps)",
         ]
 
     # ------------------------------------------------------------------ checks of the whole

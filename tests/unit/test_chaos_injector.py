@@ -226,6 +226,19 @@ def test_a_poisson_process_begins_at_the_checkpoint_and_leaves_its_time(make, ta
     assert injector.unfired() == [] and not injector.drew_none
 
 
+def test_a_scaled_process_ends_with_its_window_whoever_steps_again(make, table, tmp_path):
+    """The faults that were printed before the start, and no more."""
+    shape = RunShape(learners=("0",), max_steps=100, step_floor_s=0.1, seed=3)
+    injector = make(poisson={"per_run": 50, "faults": [{"kind": "kill"}]}, shape=shape)
+    write_status(tmp_path, 0.0, {"0": 0})
+    for now_s in range(1, 60):
+        write_status(tmp_path, float(now_s), {"0": 10 * now_s % 80})  # its window is 10 s
+        poll(injector, table, float(now_s))
+    (line,) = injector._plan.describe()
+    assert line.count("kill of learner 0 at") == len(injector.faults()) > 30
+    assert max(row["fired"] for row in injector.faults()) <= 15
+
+
 def test_a_poisson_process_stands_still_while_nobody_steps(make, table, tmp_path):
     """A mean below what a restart takes would else kill whoever is back, for ever."""
     injector = make(poisson={"mean_s": 1.0, "faults": [{"kind": "kill_syncer"}]})
