@@ -20,6 +20,7 @@ from dd_lightning.protocol.syncer_core import SyncerCore
 from dd_lightning.protocol.tape import SCHEMA, TapeError, TapeWriter, read_tape
 from dd_lightning.syncer.checkpoint import (
     SyncerCheckpoint,
+    checkpoints,
     newest_checkpoint,
     parameters_sha256,
     read_checkpoint,
@@ -219,6 +220,8 @@ class SyncerRun:
         if not self._settings.resume:
             return None
         path = newest_checkpoint(self._folder, verify=True)
+        if path is None and not checkpoints(self._folder):
+            return None  # the syncer ended before its first: the run starts over
         if path is None:
             raise ValueError(
                 f"--run-dir is {str(self._settings.run_dir)!r}; allowed: with --resume, a run with "
