@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -85,7 +86,7 @@ def check_nothing_twice(events: list[Event], merges: set[tuple[int, int]]) -> No
     assert intervals
     for (life, fragment), found in intervals.items():
         found.sort()
-        for (_, end), (begin, _) in zip(found, found[1:], strict=False):
+        for (_, end), (begin, _) in itertools.pairwise(found):
             assert end <= begin, f"tokens of {life} merged twice into fragment {fragment}: {found}"
 
 

@@ -7,6 +7,8 @@ holds is lost (`unsent`). [Without it 11% of a 100-step run's tokens are never m
 
 from __future__ import annotations
 
+from typing import Any
+
 from dd_lightning.protocol.actions import Done, WriteCheckpoint
 from dd_lightning.protocol.conductor import Conductor
 from dd_lightning.protocol.members import FINISHING, JOINING, Final, Member, median_step
@@ -27,6 +29,8 @@ class Endgame:
         self.want_checkpoint = False
         self.checkpoint_out = False  # handed out, not yet reported
         self.saved_merges = -1
+        self.saved_finished: set[str] = set()  # learners that it knows to be done
+        self.asked_merges = -1  # of the one that is handed out
         self.failures = 0  # writes in a row that the disk refused
         self.retry_s = 0.0  # none is handed out before
         self.resumed_s: float | None = None  # since when a resumed run waits for learners
@@ -133,9 +137,12 @@ class Endgame:
             if member.released:
                 continue
             flushed = now >= (member.finishing_s or 0.0) + run.config.timeouts.flush
-            if member.all_done_s is not None and self.saved_merges < run.merges:
+            done = member.all_done_s is not None
+            # known to be done too: a syncer resumed from it would wait for a learner that has left
+            known = member.learner in self.saved_finished
+            safe = done and known and self.saved_merges >= run.merges
+            if done and not safe and not self.checkpoint_out:
                 self.want_checkpoint = True
-            safe = member.all_done_s is not None and self.saved_merges >= run.merges
             if safe or flushed:
                 member.released = True
                 run.say(member.session, Released(generation=member.generation))
@@ -194,13 +201,15 @@ class Endgame:
             return
         self.want_checkpoint = False
         self.checkpoint_out = True
+        self.asked_merges = self.run.merges
         self.run.actions.append(WriteCheckpoint(self.run.state()))
         self.conductor.closing.release_held()
 
-    def checkpointed(self, merges: int) -> None:
-        """A checkpoint that holds the first `merges` merges is on disk."""
+    def checkpointed(self, state: dict[str, Any]) -> None:
+        """The checkpoint with that state is on disk."""
         self.checkpoint_out = False
-        self.saved_merges = max(self.saved_merges, merges)
+        self.saved_merges = max(self.saved_merges, state["merges"])
+        self.saved_finished = set(state["finished"])
         if self.failures:
             self.failures, self.retry_s = 0, 0.0
             self.run.warned.pop(DISK, None)
@@ -242,7 +251,10 @@ class Endgame:
         run = self.run
         if not run.ever_joined:
             return self._nobody_came_back(now)
-        waits = run.restored_training is not None and not run.started
+        if run.restored_training is not None:
+            waits = not run.started
+        else:  # no checkpoint says who is to come back
+            waits = run.resumed and len(run.slots) < (run.config.learners or 1)
         resumed = waits and now < self.conductor.openings.reanchor_by(now)  # the others may come
         if run.live or run.expects_rejoin(now) or resumed:
             return None
@@ -264,7 +276,8 @@ class Endgame:
         if not unsaved and not self.checkpoint_out:
             return False
         if now < self.ending_s + run.config.timeouts.flush:
-            self.want_checkpoint = self.want_checkpoint or unsaved
+            covered = self.checkpoint_out and self.asked_merges >= run.merges
+            self.want_checkpoint = self.want_checkpoint or (unsaved and not covered)
             return True
         self.ending = (
             "failed",

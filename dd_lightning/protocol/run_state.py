@@ -195,7 +195,7 @@ class RunState:
             "offset": self.book.offset,
             "clock": self.clock.value,
             "merges": self.merges,
-            "training": len(self.in_state(TRAINING, PAUSED)),
+            "training": len(self.live) - len(self.handed_in),  # who is to come back
             "generations": dict(self.generations),
             "slots": dict(self.slots),
             "accounts": [account.state() for account in self.accounts.values()],

@@ -96,6 +96,7 @@ class SyncerCore:
         self.donations = Donations(self.run)
         if restored is not None:
             self.endgame.saved_merges = self.run.merges
+            self.endgame.saved_finished = set(self.run.finished_learners)
         self.cuts = Cuts(self.run, self.conductor, self.endgame)
         cut = ""
         if whole and restored is not None:
@@ -219,7 +220,7 @@ class SyncerCore:
 
     def checkpointed(self, state: dict[str, Any], now: float) -> None:
         """The checkpoint of `WriteCheckpoint(state)` is on disk."""
-        self.endgame.checkpointed(state["merges"])
+        self.endgame.checkpointed(state)
         self._settle(now)
 
     def not_checkpointed(self, reason: str, now: float) -> None:

@@ -309,3 +309,18 @@ def test_a_resumed_syncer_to_which_nobody_returns_ends_as_failed() -> None:
     assert played.done is not None and played.done.status == "failed"
     assert "within timeouts.resume = 120 s" in played.done.reason
     assert played.now == pytest.approx(143.0, abs=2.0)
+
+
+def test_a_syncer_killed_after_everyone_was_released_ends_as_finished() -> None:
+    """Nobody comes back; the checkpoint on which they were released knows that they are done."""
+    played = fleet([Spec(steps=60), Spec(steps=60)], quorum=2)
+
+    def kill_once_all_left(f: Fleet) -> None:
+        if f.done is None and all(life.ended for life in f.lives) and f.lives:
+            f.hooks.remove(kill_once_all_left)
+            f.kill_syncer(1.0)
+
+    played.hooks.append(kill_once_all_left)
+    ledgers = finished(played)
+    assert played.epoch == 2 and "had finished" in played.done.reason
+    assert total(ledgers, "pending") == 0 and causes(played) <= {"overlap", "absent"}
