@@ -1,6 +1,7 @@
 """A learner's own checkpoint: what comes back from it, and the traps around Lightning's files."""
 
 import random
+import threading
 
 import lightning.pytorch as pl
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dd_lightning import DecoupledDiLoCoStrategy
 from dd_lightning.protocol.config import SyncerConfig
-from tests.trainers import QUIET, Regression, assert_equal, loader, values
+from tests.trainers import QUIET, WAIT_S, Regression, assert_equal, loader, run_threads, values
 
 pytestmark = [
     pytest.mark.integration,
@@ -197,3 +198,38 @@ def test_an_endless_stream_without_a_position_is_warned_of(syncer, tmp_path):
     syncer(config())
     with pytest.warns(UserWarning, match=r"10 batches.*begins again at its first batch"):
         trainer(12, tmp_path).fit(Regression(), stream, ckpt_path="last")
+
+
+def test_a_newer_syncer_gives_the_parameters_and_the_file_the_rest(syncer, tmp_path):
+    algorithm = {"preset": "short_run", "fragments": 2, "sync_every": 1000}
+    running = syncer(SyncerConfig.load({"algorithm": algorithm, "learners": 2}))
+    back = threading.Event()
+    seen = {}
+
+    class Keep(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 20:
+                assert back.wait(WAIT_S)
+
+    class Back(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.setdefault("parameters", values(module))
+            seen.setdefault("optimizer", bool(trainer.optimizers[0].state))
+            back.set()
+
+    def killed():
+        with pytest.raises(ZeroDivisionError):
+            trainer(30, tmp_path, callbacks=[Die(15)]).fit(Dropping(), loader())
+        again = trainer(30, tmp_path, callbacks=[Back()])
+        again.fit(Dropping(), loader(), ckpt_path="last")
+
+    run_threads(
+        lambda: trainer(30, learner="1", callbacks=[Keep()]).fit(Dropping(), loader()), killed
+    )
+    joins = [join for join in running.events("join") if join["learner"] == "0"]
+    assert [(j["generation"], j["state_from"], j["state_step"]) for j in joins] == [
+        (1, "cold", 0),
+        (2, "checkpoint", 10),
+    ]
+    assert_equal(seen["parameters"], values(Dropping()))  # Θ is still version 0
+    assert seen["optimizer"]
