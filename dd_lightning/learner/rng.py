@@ -19,7 +19,8 @@ def rng_states() -> dict[str, Any]:
     """Of python, numpy, torch and, where it is in use, every CUDA device; `torch.load` takes them
     with weights_only=True."""
     version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    legacy: Any = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = legacy
     states: dict[str, Any] = {
         "python": [version, list(words), gauss],
         "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],

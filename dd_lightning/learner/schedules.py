@@ -42,7 +42,7 @@ def advance(trainer: Any, steps: int) -> None:
 def _step(scheduler: Any, times: int) -> None:
     """Without torch's warnings that no optimizer step came first: those were made elsewhere."""
     for inner in _with_parts(scheduler):
-        inner.optimizer._opt_called = True
+        inner.optimizer._opt_called = True  # type: ignore[attr-defined]
     for _ in range(times):
         scheduler.step()
 

@@ -156,7 +156,7 @@ class DecoupledDiLoCoStrategy(Strategy):
             automatic=self._automatic,
         )
         session.load()
-        session.exchange(InnerState(self.lightning_module, self.optimizers))
+        session.exchange(InnerState(self._trainer.lightning_module, self.optimizers))
         if self._restored is not None:
             self._continue_from(self._restored)
         elif not self._has_file:
