@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dd_lightning import DecoupledDiLoCoStrategy
+from dd_lightning.chaos.callback import poison
 from dd_lightning.protocol.config import SyncerConfig
 from tests.trainers import QUIET, WAIT_S, Regression, loader, run_threads
 
@@ -231,3 +232,38 @@ class Until(pl.Callback):
         verdicts = [c["verdict"] for c in self.running.events("contribution")]
         if "non-finite" in verdicts and verdicts[-1] == "accepted" and module.batches > 30:
             trainer.should_stop = True
+
+
+class Poisoned(pl.Callback):
+    """Poisons the parameters after a step, once; stops when a contribution is accepted again."""
+
+    def __init__(self, running):
+        self.running, self.done = running, False
+
+    def on_train_batch_end(self, trainer, module, *_):
+        verdicts = [c["verdict"] for c in self.running.events("contribution")]
+        if not self.done and verdicts.count("accepted") >= 3:
+            poison(module, "nan")
+            self.done = True
+        if "non-finite" in verdicts and verdicts[-1] == "accepted":
+            trainer.should_stop = True
+
+
+class Adamant(Regression):
+    """Its optimizer remembers what it saw."""
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def test_parameters_that_turned_nan_in_every_fragment_are_reloaded_at_once(syncer):
+    """Fragment by fragment, each would be ruined through the others before they have come."""
+    running = syncer(config(algorithm={"fragments": 3}))
+    module = Adamant()
+    fitted = trainer(1_000_000, callbacks=[Poisoned(running)])
+    fitted.fit(module, loader())
+    verdicts = [c["verdict"] for c in running.events("contribution")]
+    assert 3 <= verdicts.count("non-finite") <= 9  # two reloads more, on a busy machine
+    assert all(torch.isfinite(p).all() for p in module.parameters())
+    for state in fitted.optimizers[0].state.values():
+        assert torch.isfinite(state["exp_avg"]).all()
