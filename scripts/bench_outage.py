@@ -15,7 +15,7 @@ from typing import Any
 
 from dd_lightning.protocol.tape import read_tape
 
-FIRST_S, REST_S = 25.0, 10.0  # of run before the first outage; between two
+FIRST_S, REST_S = 40.0, 10.0  # of run before the first outage; between two
 STEP_S = 0.05  # to which experiment=smoke pads its steps
 BOUND_S = 2.0  # beyond a round trip
 CUT = ("0", "1")
@@ -45,6 +45,8 @@ def figures(folder: Path) -> list[dict[str, Any]]:
         came = [e["t_s"] for e in mine if e["event"] == "contribution" and e["t_s"] >= back_s]
         joined = [e for e in mine if e["event"] == "join" and e["t_s"] >= fault["fired"]]
         rtt = [e["rtt_ms_p50"] for e in mine if e["event"] == "learner_stats" and e["rtt_ms_p50"]]
+        if not came:
+            raise SystemExit(f"bench_outage: learner {learner} never contributed after {back_s} s")
         rows.append(
             {"outage_s": fault["options"]["seconds"], "learner": learner}
             | {"after_s": round(min(came) - back_s, 3), "rtt_s": round(rtt[-1] / 1e3, 3)}
