@@ -16,6 +16,7 @@ from dd_lightning.learner.dialing import Bounds, Dialer
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.snapshots import ModelValues
 from dd_lightning.learner.surroundings import Sockets
+from dd_lightning.protocol.cut_record import held_in
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import Join, TensorInfo
 from dd_lightning.protocol.transfer import CHUNK_BYTES
@@ -59,7 +60,8 @@ def open_session(
         via=identity.via,
     )
     comm = around.comm(link, values.infos)
-    session = LearnerSession(join, link, comm, values, lambda: trainer.received_sigterm)
+    part = restored["cut"] if restored is not None and join.cut else None
+    session = LearnerSession(join, link, comm, values, lambda: trainer.received_sigterm, part)
     try:
         session.open()
     except BaseException as error:
@@ -81,6 +83,10 @@ def _join(
     incarnation: str,
 ) -> Join:
     step = int(restored["step"]) if restored else 0
+    held: dict[str, Any] = {"step": step}
+    if restored and "cut" in restored and restored["learner"] == strategy.identity.learner:
+        held = held_in(restored["cut"]["ledger"])
+        held |= {"cut": restored["cut"]["id"], "former": restored["incarnation"]}
     return Join(
         learner=strategy.identity.learner,
         incarnation=incarnation,
@@ -89,7 +95,7 @@ def _join(
         run_id=str(restored["run_id"]) if restored else "",
         tensors=values.infos,
         dtype=values.main_dtype,
-        step=step,
+        **held,
         state_from="checkpoint" if restored else "cold",
         state_step=step,
         data_position=int(restored["data_position"]) if restored else 0,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dd_lightning.crash_points import reach
 from dd_lightning.learner.comm import CommThread, Delivery
+from dd_lightning.learner.cut_orders import CutOrders, warn_of_another_state
 from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.own_checkpoint import STATE_VERSION
 from dd_lightning.learner.recovery import InnerExchange
@@ -20,6 +21,7 @@ from dd_lightning.learner.snapshots import ModelValues
 from dd_lightning.learner.state_copy import StateCopies
 from dd_lightning.learner.step_clock import StepClock
 from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.protocol.cut_record import own_clock, record_cut, restore_cut
 from dd_lightning.protocol.held import Held, Snapshot
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.ledger import LearnerLedger, Outgoing
@@ -27,12 +29,14 @@ from dd_lightning.protocol.messages import (
     Applied,
     Checkpointed,
     Closed,
+    CutOver,
     FinishNow,
     Fragment,
     Join,
     Pull,
     Released,
     SendInitial,
+    TakeCut,
     Verdict,
     Welcome,
 )
@@ -47,6 +51,7 @@ class LearnerSession:
 
     Args:
         told_to_stop: whether the process got SIGTERM; ends every wait.
+        part: of a consistent cut, as `record_cut` made it, that this process was restored from.
     """
 
     def __init__(
@@ -56,7 +61,9 @@ class LearnerSession:
         comm: CommThread,
         values: ModelValues,
         told_to_stop: Callable[[], bool] = lambda: False,
+        part: Mapping[str, Any] | None = None,
     ) -> None:
+        self.cuts = CutOrders(lambda message: comm.call(link.say, message))
         self.clock = StepClock()
         self.copies = StateCopies()  # of parameters and optimizer state, under way
         self.config = SyncerConfig()
@@ -69,6 +76,7 @@ class LearnerSession:
         self._inner: InnerExchange | None = None
         self._donated = False  # a peer's inner state was promised, by the newest welcome
         self._told_to_stop = told_to_stop
+        self._part, self._start_step = part, 0  # where a newcomer's schedule starts
         self._released = self._closed = False
 
     # ------------------------------------------------------------------ beginning
@@ -123,9 +131,8 @@ class LearnerSession:
     @property
     def steps(self) -> int:
         """Inner steps of the schedule that are done: a newcomer starts at the run's clock."""
-        assert self._ledger is not None and self.welcome is not None
-        newcomer = self._join.step == 0
-        return self._ledger.step + (self.welcome.start_step if newcomer else 0)
+        assert self._ledger is not None
+        return self._ledger.step + self._start_step
 
     # ------------------------------------------------------------------ training
 
@@ -152,7 +159,7 @@ class LearnerSession:
     def _wait_for_round(self, ledger: LearnerLedger) -> None:
         """`wait: overlap`; bounded by the ledger with `timeouts.round`."""
         self.clock.leave_out(self._comm.clock())
-        while ledger.must_wait(self._comm.clock()) and not self._told_to_stop():
+        while ledger.must_wait(self._comm.clock()) and not self._may_go:
             deadline = ledger.wait_deadline or 0.0
             delivery = self._comm.next(min(SLICE_S, max(0.0, deadline - self._comm.clock())))
             if delivery is not None:
@@ -200,7 +207,7 @@ class LearnerSession:
         self._comm.call(self._link.finish, ledger.held(), reason, self._comm.clock())
         reach("learner.finish_said")
         deadline = self._comm.clock() + self.config.timeouts.flush
-        while not self._released and not self._told_to_stop():
+        while not self._may_go:
             left = deadline - self._comm.clock()
             if left <= 0:
                 warnings.warn(
@@ -239,6 +246,22 @@ class LearnerSession:
             **self._ledger.state_dict(),
         }
 
+    @property
+    def cut_is_due(self) -> bool:
+        """Whether this learner is to record its part of a consistent cut now."""
+        order, ledger = self.cuts.order, self._ledger
+        if order is None or ledger is None:
+            return False
+        return order.at_clock is None or own_clock(ledger) >= order.at_clock
+
+    def record_cut(self) -> dict[str, Any]:
+        """This learner's part of the cut that it was asked for: plain values and tensors."""
+        order, ledger = self.cuts.order, self._ledger
+        assert order is not None and ledger is not None  # `cut_is_due` was asked before
+        record = record_cut(ledger, order.cut)
+        self.cuts.recorded(order.cut, ledger.step, ledger.odometer)
+        return {"id": order.cut, "ledger": record, "start_step": self._start_step}
+
     def checkpointed(self, data_position: int) -> None:
         """Lightning has written a checkpoint."""
         assert self._ledger is not None
@@ -255,6 +278,10 @@ class LearnerSession:
         out = self._ledger.boundary(self._comm.clock(), unlimited=unlimited)
         self.reset_inner |= was_reloading and not self._ledger.reloading
         return out
+
+    @property
+    def _may_go(self) -> bool:
+        return self._released or self._told_to_stop()
 
     def _settle_copies(self) -> None:
         self.copies.settle()
@@ -295,6 +322,8 @@ class LearnerSession:
         elif isinstance(message, Released):
             self._released = True
             reach("learner.released")
+        elif isinstance(message, TakeCut | CutOver):
+            self.cuts.heard(message)
         elif self._inner is not None:
             self._inner.take(message, delivery.payload, self.now())
 
@@ -311,10 +340,21 @@ class LearnerSession:
                 buffers=self._values.buffers,
                 step=self._join.step,
             )
+            if self._join.step == 0:
+                self._start_step = welcome.start_step
         elif self._inner is not None:
             self._inner.welcomed(welcome)
         self._donated = welcome.donated
-        self._ledger.attach(welcome)
+        part, self._part = self._part, None
+        if part is not None and welcome.cut:
+            restore_cut(self._ledger, part["ledger"], welcome)
+            self._start_step = part["start_step"]
+        else:
+            self._ledger.attach(welcome)
+            if part is not None:
+                warn_of_another_state(part["id"])
+        if welcome.reload:
+            self._ledger.reload()
         if welcome.send_initial:
             self._send_initial()
 

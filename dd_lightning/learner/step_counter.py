@@ -29,7 +29,7 @@ class StepCounter:
     ) -> None:
         self.batches = 0
         self._tokens, self._scaler, self._automatic = tokens, scaler, automatic
-        self._pending_tokens = 0
+        self._pending_tokens = self._since_step = 0
         self._loss: Any = None
         self._fired = self._has_loss = False
         self._scale = self._current_scale()
@@ -41,6 +41,7 @@ class StepCounter:
     def saw(self, batch: Any, output: Any) -> None:
         """A micro-batch went through `training_step`."""
         self.batches += 1
+        self._since_step += 1
         self._pending_tokens += self._tokens(batch)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if isinstance(loss, Tensor):
@@ -59,9 +60,14 @@ class StepCounter:
         """A step has been made whose boundary is still to come."""
         return self._fired
 
+    @property
+    def in_the_middle(self) -> bool:
+        """Gradients of earlier batches are being accumulated, or their step was skipped."""
+        return self._since_step > 0
+
     def take(self) -> tuple[int, float | None]:
         """(tokens since the last real step, the last loss)."""
-        tokens, self._pending_tokens = self._pending_tokens, 0
+        tokens, self._pending_tokens, self._since_step = self._pending_tokens, 0, 0
         loss, self._loss = self._loss, None
         return tokens, None if loss is None else float(loss.float().mean())
 

@@ -19,6 +19,7 @@ from dd_lightning.crash_points import reach
 from dd_lightning.learner import folders, own_checkpoint, schedules
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
+from dd_lightning.learner.cut import TakeCuts
 from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.own_checkpoint import CHECKPOINT_KEY
 from dd_lightning.learner.sampler import check_mode, sampler_kwargs
@@ -105,6 +106,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         self._has_file = False  # a checkpoint was loaded, ours or plain Lightning's
         self._data_restored = False  # a LightningDataModule had a state in the checkpoint
         self._counter: StepCounter | None = None
+        self._cuts: TakeCuts | None = None  # among the Trainer's callbacks while it trains
 
     @property
     def inner_name(self) -> str:
@@ -155,6 +157,9 @@ class DecoupledDiLoCoStrategy(Strategy):
             getattr(self.precision_plugin, "scaler", None),
             automatic=self._automatic,
         )
+        boundary = None if self._automatic else self._boundary
+        self._cuts = TakeCuts(session, self._counter, self.identity.learner, boundary)
+        self._trainer.callbacks.append(self._cuts)
         session.load()
         session.exchange(InnerState(self._trainer.lightning_module, self.optimizers))
         if self._restored is not None:
@@ -255,6 +260,10 @@ class DecoupledDiLoCoStrategy(Strategy):
     def _close(self, reason: str) -> None:
         """Idempotent, within `timeouts.shutdown`."""
         session, self._session = self._session, None
+        if self._cuts is not None and session is not None:
+            self._trainer.callbacks.remove(self._cuts)
+            self._cuts.close(session.config.timeouts.shutdown)
+            self._cuts = None
         if self._counter is not None:
             self._counter.close()
             self._counter = None
@@ -300,7 +309,7 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and sockets."""
-        return {**self.__dict__, "_session": None, "_counter": None}
+        return {**self.__dict__, "_session": None, "_counter": None, "_cuts": None}
 
     @property
     def _trainer(self) -> Any:

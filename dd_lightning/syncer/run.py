@@ -27,6 +27,7 @@ from dd_lightning.syncer.checkpoint import (
 )
 from dd_lightning.syncer.checkpoint_io import AtomicCheckpointIO
 from dd_lightning.syncer.checkpoint_writer import CheckpointWriter
+from dd_lightning.syncer.cuts import adopt, clean, read_cut
 from dd_lightning.syncer.lock import RunLock
 from dd_lightning.syncer.module import SyncerModule
 from dd_lightning.syncer.payload import encode_values
@@ -99,7 +100,9 @@ class SyncerRun:
             epoch=self.lock.epoch,
             restored=self._restored.state["core"] if self._restored else None,
             resumed=settings.resume,
+            whole=settings.cut is not None,
         )
+        self.core.cuts.number = clean(self._folder)
         self._stream = self._make_stream()
         self._module = self._restored_module()
         self.server = self._make_server(
@@ -219,6 +222,10 @@ class SyncerRun:
     def _read_restored(self) -> SyncerCheckpoint | None:
         if not self._settings.resume:
             return None
+        if self._settings.cut is not None:
+            restored = read_cut(self._folder, self._settings.cut)
+            adopt(self._folder, restored, self.lock.epoch)
+            return restored
         path = newest_checkpoint(self._folder, verify=True)
         if path is None and not checkpoints(self._folder):
             return None  # the syncer ended before its first: the run starts over

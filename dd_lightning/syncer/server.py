@@ -10,14 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from dd_lightning.algorithm import CODECS, dtype_from_name, resolve
 from dd_lightning.crash_points import reach
 from dd_lightning.protocol.actions import (
     Action,
     CloseSession,
+    CutDone,
+    CutFailed,
     Done,
     Merge,
     Record,
@@ -40,6 +44,7 @@ from dd_lightning.protocol.messages import (
 from dd_lightning.protocol.syncer_core import SyncerCore
 from dd_lightning.syncer.board import StatusBoard
 from dd_lightning.syncer.checkpoint_writer import NotSaved, Saved
+from dd_lightning.syncer.cuts import CutDesk
 from dd_lightning.syncer.merger import Merged
 from dd_lightning.syncer.operators import Operators
 from dd_lightning.syncer.outgoing import Outgoing
@@ -99,8 +104,9 @@ class SyncerServer:
             lambda: (self._odd.total, self._operators.refused),
             clock(),
         )
-        self._operators = Operators(channel, self._board.status, self._request_cut)
-        self._results: SimpleQueue[Merged | Saved | NotSaved] = SimpleQueue()
+        self._operators = Operators(channel, self._board.status, core.request_cut)
+        self._cuts = CutDesk(folder, core.request_cut, self._operators)
+        self._results: SimpleQueue[Merged | Saved | NotSaved | Future] = SimpleQueue()
         self._reader: PayloadReader | None = None
         self._attached: set[str] = set()  # sessions that were welcomed and have not closed
         self._stop_reason: str | None = None
@@ -125,6 +131,14 @@ class SyncerServer:
         """A job is done (called in the training thread, or in that of a checkpoint)."""
         self._results.put(result)
         self._channel.wake()
+
+    def request_cut(self) -> Future[dict[str, Any]]:
+        """A consistent cut of the whole run, from any thread: its manifest, or why there is none
+        (ValueError: none can be taken now; RuntimeError: it failed)."""
+        wanted: Future[dict[str, Any]] = Future()
+        self._results.put(wanted)
+        self._channel.wake()
+        return wanted
 
     def request_stop(self, reason: str) -> None:
         """Let everyone go and end; safe in a signal handler, which may interrupt anything."""
@@ -244,6 +258,8 @@ class SyncerServer:
                 self.published[result.job.fragment] = result.published
                 self.core.merged(result.job, result.result, now)
                 reach("merge.booked")
+            elif isinstance(result, Future):
+                self._cuts.asked(result, now)
             elif isinstance(result, Saved):
                 self._saved(result, now)
             else:
@@ -254,7 +270,11 @@ class SyncerServer:
     def _saved(self, saved: Saved, now: float) -> None:
         state = saved.job.state
         fields = {name: state[name] for name in ("epoch", "tokens_merged", "versions", "merges")}
-        self._feed.write("checkpoint", now, fields | {"file": saved.file})
+        cut = state.get("cut", {}).get("id", "")
+        self._feed.write("checkpoint", now, fields | {"file": saved.file, "cut": cut})
+        if cut:
+            self.core.cut_saved(cut, now)
+            return
         self._board.checkpoint = (saved.file, now)
         self._saved_merges = state["merges"]
         self._checkpoint_due_s = now + self.core.config.checkpoint_every_s
@@ -263,7 +283,11 @@ class SyncerServer:
     def _not_saved(self, refused: NotSaved, now: float) -> None:
         if not isinstance(refused.error, OSError):
             raise refused.error  # another syncer has taken over, or a bug
-        self.core.not_checkpointed(refused.reason(self._folder), now)
+        cut, reason = refused.job.state.get("cut"), refused.reason(self._folder)
+        if cut is not None:
+            self.core.cut_saved(cut["id"], now, reason)
+        else:
+            self.core.not_checkpointed(reason, now)
 
     def _checkpoint_if_due(self, now: float) -> None:
         if now >= self._checkpoint_due_s and self.core.run.merges > self._saved_merges:
@@ -337,6 +361,8 @@ class SyncerServer:
                 self._channel.close_session(session)
             case Warn(text):
                 log.warning("%s", text)
+            case CutDone() | CutFailed():
+                self._cuts.ended(action)
             case Done():
                 reach("end.done")
                 self.outcome = action
@@ -366,9 +392,6 @@ class SyncerServer:
     def _write_status(self, now: float) -> None:
         ended = {} if self.outcome is None else {"state": self.outcome.status}
         self._status.write(self._board.status(now) | ended, now)
-
-    def _request_cut(self, now: float) -> str:
-        raise ValueError("this syncer takes no cuts")
 
 
 def _is_last(job: WriteCheckpoint) -> bool:

@@ -25,6 +25,7 @@ from dd_lightning.algorithm import (
 from dd_lightning.algorithm.presets import PRESETS
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.syncer.checkpoint import checkpoints, newest_checkpoint
+from dd_lightning.syncer.cuts import read_manifest
 from dd_lightning.syncer.lock import LOCK
 from dd_lightning.transport.keys import SyncerKeys, load_syncer_keys
 
@@ -42,6 +43,7 @@ class SyncerSettings:
     aim: str | None
     aim_experiment: str
     keys: SyncerKeys | None = None
+    cut: str | None = None  # restore the whole run from this consistent cut
 
 
 def parse(argv: list[str]) -> SyncerSettings:
@@ -58,6 +60,10 @@ def parse(argv: list[str]) -> SyncerSettings:
     if keys is not None and config.insecure:
         warnings.warn("insecure: true has no effect with --key and --allow", stacklevel=2)
     _check_run_dir(arguments.run_dir, arguments.resume)
+    if arguments.cut is not None:
+        if not arguments.resume:
+            raise refuse("--cut", arguments.cut, "an id together with --resume")
+        read_manifest(arguments.run_dir / "syncer", arguments.cut)
     return SyncerSettings(
         listen=arguments.listen,
         run_dir=arguments.run_dir,
@@ -66,6 +72,7 @@ def parse(argv: list[str]) -> SyncerSettings:
         aim=arguments.aim,
         aim_experiment=arguments.aim_experiment,
         keys=keys,
+        cut=arguments.cut,
     )
 
 
@@ -183,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--key", type=Path, metavar="FILE", help="syncer.key of `dd-lightning keys new`")
     add("--allow", type=Path, metavar="FILE|DIR", help="allowed.yaml beside it: who may come in")
     add("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    add("--cut", metavar="ID", help="with --resume: restore the whole run from this cut instead")
     add("--aim", metavar="REPO", help="write the run to the Aim repository in this folder")
     add("--aim-experiment", default="decoupled-diloco", help="Aim's name for such runs")
     add("settings", nargs="*", help="key=value, such as algorithm=short_run learners=4")

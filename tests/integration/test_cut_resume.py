@@ -1,0 +1,89 @@
+"""Consistent cuts over real sockets: everything is thrown away, and goes on from the cut."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.syncer.checkpoint import newest_checkpoint, read_checkpoint
+from dd_lightning.syncer.cuts import complete_cuts
+from tests.cut_runs import AtStep, Model, Run
+from tests.trainers import StartTogether, assert_equal, values
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
+]
+
+
+def config(learners: int, **algorithm) -> SyncerConfig:
+    algorithm = {"outer": {"lr": 0.7, "momentum": 0.9}, **algorithm}
+    # a learner that attaches anew takes its clock from the run's: not on a machine that is busy
+    timeouts = {"heartbeat": 10.0, "lease": 40.0}
+    values = {"algorithm": {"preset": "diloco", **algorithm}, "timeouts": timeouts}
+    return SyncerConfig.load(values | {"learners": learners, "run_id": "r"})
+
+
+def theta_of(run: Run) -> dict[str, torch.Tensor]:
+    """Θ at the run's end."""
+    path = newest_checkpoint(run.folder / "syncer", verify=True)
+    return read_checkpoint(path).values
+
+
+def cut_and_throw_away(folder, settings, steps, modules, at_step) -> dict:
+    """Run until a cut asked for at that step of learner 0 is complete; its manifest."""
+    barrier = threading.Barrier(len(modules))
+    found: list = []
+
+    def ask(run: Run) -> None:
+        future = run.syncer.server.request_cut()
+        future.add_done_callback(lambda done: (found.append(done), run.stop()))
+
+    def callbacks(run: Run, index: int):
+        asks = [AtStep(at_step, lambda: ask(run))] if index == 0 else []
+        return [StartTogether(barrier), *asks]
+
+    run = Run(folder, settings, steps, modules, callbacks=callbacks)
+    assert run.execute() == "interrupted"
+    (done,) = found
+    return done.result(0)
+
+
+@pytest.mark.parametrize(
+    ("learners", "optimizer", "algorithm"),
+    [
+        (2, "sgd", {"fragments": 4, "sync_every": 8, "overlap": 1}),
+        (3, "adamw", {"fragments": 4, "sync_every": 8, "overlap": 2}),
+        (2, "adamw", {"fragments": 1, "sync_every": 5, "overlap": 0}),
+    ],
+)
+def test_from_a_cut_on_the_run_is_bitwise_the_uninterrupted_one(
+    tmp_path, learners, optimizer, algorithm
+) -> None:
+    settings, steps = config(learners, wait="overlap", **algorithm), 41
+    barrier = threading.Barrier(learners)
+    undisturbed = [Model(7, optimizer) for _ in range(learners)]
+    whole = Run(
+        tmp_path / "whole", settings, steps, undisturbed,
+        callbacks=lambda run, index: [StartTogether(barrier)],
+    )  # fmt: skip
+    assert whole.execute() == "finished"
+
+    folder = tmp_path / "cut"
+    thrown = [Model(7, optimizer) for _ in range(learners)]
+    manifest = cut_and_throw_away(folder, settings, steps, thrown, at_step=11)
+    recorded = {row["step"] for row in manifest["learners"].values()}
+    assert len(recorded) == 1 and 11 < recorded.pop() < steps
+    assert complete_cuts(folder / "syncer") == ["c1"] and not manifest["without"]
+
+    restored = [Model(90 + i, optimizer) for i in range(learners)]
+    again = Run(folder, settings, steps, restored, cut="c1")
+    assert again.execute() == "finished"
+    for mine, theirs in zip(restored, undisturbed, strict=True):
+        assert_equal(values(mine), values(theirs))
+    assert_equal(theta_of(again), theta_of(whole))
+    start = [event for event in again.tape() if event["event"] == "syncer_start"][-1]
+    assert start["restored_from"] == "c1"
