@@ -20,6 +20,7 @@ from dd_lightning.protocol.id_wait import IdWait
 from dd_lightning.protocol.inner_link import InnerLink
 from dd_lightning.protocol.joining import join_of, settle_cut
 from dd_lightning.protocol.link_actions import (
+    HANDED_ON,
     Deliver,
     Fail,
     InitialValues,
@@ -32,10 +33,8 @@ from dd_lightning.protocol.link_actions import (
 from dd_lightning.protocol.messages import (
     Closed,
     Contribution,
-    CutOver,
     DonateState,
     Finish,
-    FinishNow,
     Fragment,
     Goodbye,
     Initial,
@@ -50,11 +49,7 @@ from dd_lightning.protocol.messages import (
     Rejoin,
     Released,
     RoundKey,
-    SendInitial,
-    StateChunk,
-    StateComing,
     StateOver,
-    TakeCut,
     Verdict,
     Welcome,
 )
@@ -221,9 +216,7 @@ class LearnerLink:
                 return
         elif isinstance(message, StateOver):
             self.inner.over(message)
-        elif not isinstance(
-            message, SendInitial | FinishNow | StateChunk | StateComing | TakeCut | CutOver
-        ):
+        elif not isinstance(message, HANDED_ON):
             return  # not for a learner
         self._actions.append(Deliver(message, payload))
 

@@ -9,7 +9,18 @@ from typing import Any
 from torch import Tensor
 
 from dd_lightning.protocol.held import Snapshot
-from dd_lightning.protocol.messages import Contribution, Initial, Message, Payload
+from dd_lightning.protocol.messages import (
+    Contribution,
+    CutOver,
+    FinishNow,
+    Initial,
+    Message,
+    Payload,
+    SendInitial,
+    StateChunk,
+    StateComing,
+    TakeCut,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,9 @@ class InitialValues:
 
 
 Upload = Snapshot | InitialValues
+
+HANDED_ON = SendInitial | FinishNow | StateChunk | StateComing | TakeCut | CutOver
+"""Messages that only the training side has to do with."""
 
 
 def stamped(

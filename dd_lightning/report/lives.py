@@ -133,6 +133,9 @@ class Lives(Observer):
         name = str(name or f"generation {self._epoch}.{event['generation']}")
         life.by_generation[self._epoch, event["generation"]] = name
         life.incarnations.setdefault(name, Incarnation())
+        former = life.incarnations.get(event.get("former") or "")
+        if former is not None:  # whose account this one carries on, from a cut of the run
+            former.odometer = 0
 
     def on_state(self, event: Event) -> None:
         one = self._incarnation(event)

@@ -6,9 +6,11 @@ from the contributions merged, the losses booked and the odometers reported so f
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dd_lightning.report.observer import Event, Observer, Round, merge_count, round_key
 
@@ -36,19 +38,27 @@ class Tokens(Observer):
         self._lost: Counter[tuple[str, int]] = Counter()
         self._merges: dict[Round, _Merged] = {}
         self._accepted: dict[Round, Counter[str]] = defaultdict(Counter)
+        self._lost_at: dict[str, tuple[Any, Any]] = {}  # by the time a cut was recorded
 
     def on_layout(self, event: Event) -> None:
         self.elements = [int(count) for count in event["elements"]]
 
     def on_syncer_start(self, event: Event) -> None:
-        """A new epoch begins at the versions of a checkpoint: newer merges are undone."""
+        """A new epoch begins at the versions of a checkpoint: newer merges are undone. Restored
+        as a whole from a cut, the losses since it are undone too: that work is done once more."""
         self._final.clear()
+        if event.get("restored_from") in self._lost_at:
+            self._lost, self.lost_by_cause = copy.deepcopy(self._lost_at[event["restored_from"]])
         kept = [merge_count(version) for version in event["versions"]]
         for key, merge in list(self._merges.items()):
             if merge.fragment >= len(kept) or merge.count > kept[merge.fragment]:
                 del self._merges[key]
         for key in [key for key in self._accepted if key not in self._merges]:
             del self._accepted[key]
+
+    def on_cut(self, event: Event) -> None:
+        if event["state"] == "recorded":
+            self._lost_at[event["cut"]] = copy.deepcopy((self._lost, self.lost_by_cause))
 
     def on_contribution(self, event: Event) -> None:
         if event["verdict"] == "accepted":

@@ -16,7 +16,7 @@ from dd_lightning.crash_points import reach
 from dd_lightning.protocol.actions import WriteCheckpoint
 from dd_lightning.syncer.checkpoint import checkpoints, number_of
 from dd_lightning.syncer.checkpoint_io import PARTIAL, InBackground
-from dd_lightning.syncer.cuts import cut_file
+from dd_lightning.syncer.cuts import cut_file, cut_of
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ class CheckpointWriter(Callback):
         self._check()
         reach("checkpoint.asked")
         file = f"step-{batch.state['epoch']}-{batch.state['merges']}.ckpt"
-        if "cut" in batch.state:
-            file = cut_file(batch.state["cut"]["id"])
+        if cut := cut_of(batch):
+            file = cut_file(cut)
             (self._folder / file).parent.mkdir(exist_ok=True)
         trainer.save_checkpoint(
             self._folder / file,

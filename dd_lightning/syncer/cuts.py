@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dd_lightning.algorithm import refuse
-from dd_lightning.protocol.actions import CutDone, CutFailed
+from dd_lightning.protocol.actions import CutDone, CutFailed, WriteCheckpoint
 from dd_lightning.syncer.checkpoint import SyncerCheckpoint, read_checkpoint
 from dd_lightning.syncer.checkpoint_io import PARTIAL, sync_folder
 from dd_lightning.syncer.operators import Operators
@@ -33,6 +33,11 @@ _ID = re.compile(r"c(\d+)\.(?:ckpt|json)")
 def cut_file(cut: str) -> str:
     """Where the syncer's record of a cut lies in its folder."""
     return f"{FOLDER}/{cut}.ckpt"
+
+
+def cut_of(job: WriteCheckpoint) -> str:
+    """The cut that a checkpoint is the syncer's record of, "" for an ordinary one."""
+    return job.state.get("cut", {}).get("id", "")
 
 
 def clean(folder: Path) -> int:
@@ -106,7 +111,8 @@ class CutDesk:
         self._waiting: dict[str, Future[dict[str, Any]]] = {}
 
     def asked(self, future: Future[dict[str, Any]], now: float) -> None:
-        """Somebody in this process wants one."""
+        """Somebody in this process wants one: its manifest, or why there is none (ValueError: none
+        can be taken now; RuntimeError: it failed)."""
         try:
             self._waiting[self._request(now)] = future
         except ValueError as error:

@@ -174,3 +174,11 @@ def _finite(tensor: Tensor) -> bool:
         return True
     # one pass and no mask in memory: NaN goes through both ends
     return all(math.isfinite(float(end)) for end in torch.aminmax(tensor))
+
+
+def is_16_bit(dtype: str) -> bool:
+    """Of a learner's parameters; an unknown name is not: what it contributes is refused."""
+    try:
+        return dtype_from_name(dtype).itemsize == 2
+    except ValueError:
+        return False

@@ -11,11 +11,12 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from dd_lightning.algorithm import CODECS, dtype_from_name, resolve
+from dd_lightning.algorithm import CODECS, resolve
 from dd_lightning.crash_points import reach
 from dd_lightning.protocol.actions import (
     Action,
@@ -44,11 +45,17 @@ from dd_lightning.protocol.messages import (
 from dd_lightning.protocol.syncer_core import SyncerCore
 from dd_lightning.syncer.board import StatusBoard
 from dd_lightning.syncer.checkpoint_writer import NotSaved, Saved
-from dd_lightning.syncer.cuts import CutDesk
+from dd_lightning.syncer.cuts import CutDesk, cut_of
 from dd_lightning.syncer.merger import Merged
 from dd_lightning.syncer.operators import Operators
 from dd_lightning.syncer.outgoing import Outgoing
-from dd_lightning.syncer.payload import Encoded, PayloadError, PayloadReader, encode_values
+from dd_lightning.syncer.payload import (
+    Encoded,
+    PayloadError,
+    PayloadReader,
+    encode_values,
+    is_16_bit,
+)
 from dd_lightning.syncer.stream import RoundStream
 from dd_lightning.syncer.telemetry import OddPeers, StatusFile, TapeFeed
 from dd_lightning.transport.syncer_channel import (
@@ -104,16 +111,16 @@ class SyncerServer:
             lambda: (self._odd.total, self._operators.refused),
             clock(),
         )
-        self._operators = Operators(channel, self._board.status, core.request_cut)
-        self._cuts = CutDesk(folder, core.request_cut, self._operators)
+        request_cut = partial(SyncerCore.request_cut, core)
+        self._operators = Operators(channel, self._board.status, request_cut)
+        self._cuts = CutDesk(folder, request_cut, self._operators)
         self._results: SimpleQueue[Merged | Saved | NotSaved | Future] = SimpleQueue()
         self._reader: PayloadReader | None = None
         self._attached: set[str] = set()  # sessions that were welcomed and have not closed
         self._stop_reason: str | None = None
         self._stop_by_s: float | None = None
         self._aborted: BaseException | None = None
-        self._checkpoint_due_s = 0.0
-        self._saved_merges = core.run.merges
+        self._checkpoint_due_s, self._saved_merges = 0.0, core.run.merges
         self._thread = threading.Thread(target=self._run, name="syncer-server", daemon=True)
 
     # ------------------------------------------------------------------ from other threads
@@ -127,17 +134,14 @@ class SyncerServer:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def deliver(self, result: Merged | Saved | NotSaved) -> None:
+    def deliver(self, result: Merged | Saved | NotSaved | Future) -> None:
         """A job is done (called in the training thread, or in that of a checkpoint)."""
         self._results.put(result)
         self._channel.wake()
 
     def request_cut(self) -> Future[dict[str, Any]]:
-        """A consistent cut of the whole run, from any thread: its manifest, or why there is none
-        (ValueError: none can be taken now; RuntimeError: it failed)."""
-        wanted: Future[dict[str, Any]] = Future()
-        self._results.put(wanted)
-        self._channel.wake()
+        """A consistent cut of the whole run, from any thread; see `CutDesk.asked`."""
+        self.deliver(wanted := Future())
         return wanted
 
     def request_stop(self, reason: str) -> None:
@@ -235,7 +239,7 @@ class SyncerServer:
                 return
             if any(tensor.dtype.itemsize == 2 for tensor in payload.values()):
                 self.keep_versions = True  # some tensors of a model in several dtypes
-        if isinstance(message, Join) and _is_16_bit(message.dtype):
+        if isinstance(message, Join) and is_16_bit(message.dtype):
             self.keep_versions = True
         peer = self._channel.peer_address(arrival.session) if isinstance(message, Join) else ""
         data = arrival.payload if isinstance(message, StateChunk) else payload
@@ -270,11 +274,9 @@ class SyncerServer:
     def _saved(self, saved: Saved, now: float) -> None:
         state = saved.job.state
         fields = {name: state[name] for name in ("epoch", "tokens_merged", "versions", "merges")}
-        cut = state.get("cut", {}).get("id", "")
-        self._feed.write("checkpoint", now, fields | {"file": saved.file, "cut": cut})
-        if cut:
-            self.core.cut_saved(cut, now)
-            return
+        self._feed.write("checkpoint", now, fields | {"file": saved.file, "cut": cut_of(saved.job)})
+        if cut := cut_of(saved.job):
+            return self.core.cut_saved(cut, now)
         self._board.checkpoint = (saved.file, now)
         self._saved_merges = state["merges"]
         self._checkpoint_due_s = now + self.core.config.checkpoint_every_s
@@ -283,11 +285,10 @@ class SyncerServer:
     def _not_saved(self, refused: NotSaved, now: float) -> None:
         if not isinstance(refused.error, OSError):
             raise refused.error  # another syncer has taken over, or a bug
-        cut, reason = refused.job.state.get("cut"), refused.reason(self._folder)
-        if cut is not None:
-            self.core.cut_saved(cut["id"], now, reason)
-        else:
-            self.core.not_checkpointed(reason, now)
+        cut, reason = cut_of(refused.job), refused.reason(self._folder)
+        if cut:
+            return self.core.cut_saved(cut, now, reason)
+        self.core.not_checkpointed(reason, now)
 
     def _checkpoint_if_due(self, now: float) -> None:
         if now >= self._checkpoint_due_s and self.core.run.merges > self._saved_merges:
@@ -397,10 +398,3 @@ class SyncerServer:
 def _is_last(job: WriteCheckpoint) -> bool:
     """Nobody trains any more: learners are released on this one."""
     return job.state["merges"] > 0 and job.state["training"] == 0
-
-
-def _is_16_bit(dtype: str) -> bool:
-    try:
-        return dtype_from_name(dtype).itemsize == 2
-    except ValueError:
-        return False  # what it contributes is refused by its payload
