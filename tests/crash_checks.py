@@ -28,7 +28,6 @@ def check_run(folder: Path, fired: list[str]) -> list[Event]:
     found = read_checkpoint(newest)
     assert parameters_sha256(found.parameters) == end["parameters_sha256"]
     assert found.state["core"]["merges"] == len(merges)
-    assert not list((folder / "run" / "syncer").glob("step-*.partial")) or fired
     return events
 
 
