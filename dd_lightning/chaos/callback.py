@@ -27,7 +27,7 @@ from dd_lightning.chaos.signals import pause
 
 log = logging.getLogger(__name__)
 
-HUGE = 100.0  # factor by which parameters grow: their forward pass stays finite
+HUGE = 10.0  # factor of all parameters: what the next steps compute stays finite (a hundred: NaN)
 STEPS_MEASURED = 50
 
 
