@@ -6,6 +6,7 @@ python scripts/bench_failures.py [--json] [--keep FOLDER] [budget.tokens=4000000
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep both run folders in this one")
     parser.add_argument("overrides", nargs="*", help="Hydra's, for both runs")
     arguments = parser.parse_intermixed_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the run ends too
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(arguments.keep or temporary).absolute()
         runs = {}
