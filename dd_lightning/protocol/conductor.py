@@ -156,6 +156,7 @@ class Conductor:
     def tick(self, now: float) -> None:
         """Repeat pulls, strike the silent, end grace windows and re-anchor waits."""
         run, timeouts = self.run, self.run.config.timeouts
+        self.intake.refused.tick(now)
         step = median_step(run.training) or 0.0
         for round_ in list(run.book.open.values()):
             for learner, asked in list(round_.left.items()):
@@ -200,5 +201,5 @@ class Conductor:
             for learner, asked in round_.left.items():
                 times.append(asked.first_s + timeouts.round)
                 times.append(asked.sent_s + self.pull_timeout(run.members[learner], step))
-        times += self.openings.deadlines(now)
+        times += self.openings.deadlines(now) + self.intake.refused.deadlines()
         return times

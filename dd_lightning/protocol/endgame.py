@@ -238,6 +238,7 @@ class Endgame:
         if self.conductor.closing.outstanding:
             return
         self.over = True
+        self.conductor.intake.refused.close()
         for account in run.accounts.values():
             if not account.closed:
                 account.ended = account.ended or "dead"

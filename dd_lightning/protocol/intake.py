@@ -10,6 +10,7 @@ from dd_lightning.protocol.actions import HeldContribution
 from dd_lightning.protocol.closing import Closing
 from dd_lightning.protocol.members import Member
 from dd_lightning.protocol.messages import HELD, Closed, Contribution, Pull, Verdict
+from dd_lightning.protocol.refusals import RefusedContributions
 from dd_lightning.protocol.rounds import Round
 from dd_lightning.protocol.run_state import RunState
 from dd_lightning.protocol.verdicts import needs_values, objection, record_contribution
@@ -25,6 +26,7 @@ class Intake:
     def __init__(self, run: RunState, closing: Closing) -> None:
         self.run = run
         self.closing = closing
+        self.refused = RefusedContributions(run)
 
     def pull(self, member: Member, round_: Round, values: bool = False) -> Pull:
         """The question put to a member of the roster."""
@@ -117,11 +119,14 @@ class Intake:
             Closed(generation=member.generation, fragment=message.fragment, round=closed),
         )
 
-    def refuse(self, member: Member, message: Contribution, reason: str, now: float) -> None:
-        """Refused whole: counted, the learner told why, taken off the roster."""
+    def refuse(self, member: Member, message: Contribution, reason: str, now: float) -> bool:
+        """Refused whole: counted, the learner told why, taken off the roster. Whether it was told
+        on the tape in full (`RefusedContributions`)."""
         run = self.run
         run.refusals += 1
-        record_contribution(self.run, member.learner, member.generation, message, reason, now, 0.0)
+        has_row = self.refused.has_row(member.learner, reason, now)
+        if has_row:
+            record_contribution(run, member.learner, member.generation, message, reason, now, 0.0)
         member.rejected_in_a_row = member.rejected_in_a_row + 1 if reason == NON_FINITE else 0
         member.last_error = f"contribution refused: {reason}"
         reload = member.rejected_in_a_row >= REJECTED_IN_A_ROW
@@ -146,3 +151,4 @@ class Intake:
         for round_ in list(run.book.open.values()):  # either of the two may be what is wrong
             if message.fragment == round_.fragment or message.round == round_.number:
                 self.closing.strike_from(round_, member.learner, now)
+        return has_row

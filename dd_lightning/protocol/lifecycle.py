@@ -9,7 +9,7 @@ import math
 
 from dd_lightning.protocol.admission import Admission
 from dd_lightning.protocol.conductor import Conductor
-from dd_lightning.protocol.members import FINISHING, PAUSED, TRAINING, Member
+from dd_lightning.protocol.members import FINISHING, GONE, LOST, PAUSED, TRAINING, Member
 from dd_lightning.protocol.messages import FinishNow, Pong, Progress, Released
 from dd_lightning.protocol.observe import learner_stats
 from dd_lightning.protocol.run_state import RunState
@@ -80,6 +80,14 @@ class Lifecycle:
         )
         if left_training:
             self.conductor.closing.strike(member, now)
+
+    def lost(self, member: Member, cause: str, now: float) -> None:
+        """Its connection is gone or silent. A released one has finished: whether it heard of that
+        does not matter, for all that it was to hand in is on disk, or was waited for."""
+        if member.released:
+            self.leave(member, GONE, "finished", now)
+        else:
+            self.leave(member, LOST, cause, now)
 
     def leave(self, member: Member, state: str, cause: str, now: float) -> None:
         """Its generation ends; what waits for it goes on without it."""

@@ -164,13 +164,15 @@ class SyncerCore:
             return None
         return member
 
-    def refuse_payload(self, session: str, message: Message, reason: str, now: float) -> None:
-        """The payload of `message` does not hold (non-finite, byte count, checksum, codec)."""
+    def refuse_payload(self, session: str, message: Message, reason: str, now: float) -> bool:
+        """The payload of `message` does not hold (non-finite, byte count, checksum, codec). Whether
+        the log is to say so: not each time when a learner repeats it."""
+        said = True
         member = self._member(session, message)
         if member is None:
-            return
+            return False
         if isinstance(message, Contribution):
-            self.conductor.intake.refuse(member, message, reason, now)
+            said = self.conductor.intake.refuse(member, message, reason, now)
         else:
             self.run.warn_once(
                 f"initial {member.learner}",
@@ -178,6 +180,7 @@ class SyncerCore:
             )
             self.admission.end(member, LOST, f"initial values: {reason}", now)
         self._settle(now)
+        return said
 
     def disconnected(self, session: str, now: float) -> None:
         """The connection is gone: its generation ends at once, nothing is booked."""
@@ -187,10 +190,7 @@ class SyncerCore:
         member = self.run.members[bound[0]]
         if member.generation != bound[1] or not member.live:
             return
-        if member.released:
-            self.lifecycle.leave(member, GONE, "finished", now)
-        else:
-            self.lifecycle.leave(member, LOST, "connection closed", now)
+        self.lifecycle.lost(member, "connection closed", now)
         self._settle(now)
 
     def initialized(self, fragment: int, now: float) -> None:
@@ -253,7 +253,7 @@ class SyncerCore:
         timeouts = self.config.timeouts
         for member in self.run.live:
             if now >= member.reported_s + timeouts.lease:
-                self.lifecycle.leave(member, LOST, f"no word for {timeouts.lease} s", now)
+                self.lifecycle.lost(member, f"no word for {timeouts.lease} s", now)
             elif self.lifecycle.stalled(member) <= now:
                 self.lifecycle.move(member, PAUSED, now)
             member.outbox.expire(now - timeouts.round)

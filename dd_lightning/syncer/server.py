@@ -234,8 +234,8 @@ class SyncerServer:
                     whole=isinstance(message, Initial),
                 )
             except PayloadError as error:
-                log.warning("payload refused: %s", error)
-                self.core.refuse_payload(arrival.session, message, error.reason, now)
+                if self.core.refuse_payload(arrival.session, message, error.reason, now):
+                    log.warning("payload refused: %s", error)
                 return
             if any(tensor.dtype.itemsize == 2 for tensor in payload.values()):
                 self.keep_versions = True  # some tensors of a model in several dtypes

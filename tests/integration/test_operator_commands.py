@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dd_lightning.commands import checkpoint, status
-from dd_lightning.protocol.messages import Query, encode
+from dd_lightning.protocol.messages import Query, encode, seal
 from dd_lightning.transport.learner_channel import LearnerChannel
 from dd_lightning.transport.operator_channel import Declined, OperatorChannel
 from dd_lightning.transport.rendezvous import lookup
@@ -115,7 +115,7 @@ def flooded_by_one_operator_the_run_goes_on(syncer: Syncer) -> None:
     channel = OperatorChannel(lookup(syncer.address, END_S), connect_timeout_s=END_S)
     for number in range(10, 15):
         channel._socket.send(encode(Query(number=number, what="status")))
-        channel._socket.send(b"no message")
+        channel._socket.send(seal(b"no message"))  # a wrong checksum would end the session
     with pytest.raises(ConnectionError):  # closed, once it asked too often
         while True:
             with contextlib.suppress(Declined):

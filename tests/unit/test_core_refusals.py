@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dd_lightning.protocol import actions as act
 from dd_lightning.protocol import messages as msg
-from dd_lightning.protocol.refusals import MOST_IDS
+from dd_lightning.protocol.refusals import EVERY_S, MOST_IDS, MOST_ROWS
 from tests.scripted_core import ScriptedCore
 
 pytestmark = pytest.mark.unit
@@ -198,6 +198,40 @@ def test_a_contribution_is_refused_whole_and_its_learner_told(change, reason) ->
     assert [m.contributions[0].learner for m in core.merges] == ["1"]
 
 
+def test_a_contribution_refused_again_and_again_leaves_a_bounded_number_of_rows() -> None:
+    core = ScriptedCore(learners=2, quorum=2).started("0", "1").opened(1)
+    wrong = replace(core.contribution("0", 1), fingerprint="f00")
+    for _ in range(5 * MOST_ROWS):
+        core.receive("0", wrong, payload="x")
+    for _ in range(2):
+        core.receive("0", replace(wrong, epoch=5), payload="x")
+        core.core.refuse_payload("0", wrong, "checksum", core.now)
+    core.carry_out()
+    rows = core.events("contribution")
+    assert [e["verdict"] for e in rows] == ["layout"] * MOST_ROWS + ["checksum"] * 2
+    assert core.core.run.refusals == len(core.sent("0", msg.Verdict)) == 5 * MOST_ROWS + 4
+    assert not core.events("refused")
+    core.advance(EVERY_S + 1.0, beats=("0", "1"), stepping=True)
+    (row,) = core.events("refused")  # the count of the rest
+    assert (row["learner"], row["reason"]) == ("0", "contribution: layout")
+    assert row["count"] == 4 * MOST_ROWS + 2
+    assert not core.core.conductor.intake.refused._minutes
+    core.receive("0", wrong, payload="x")  # a new minute: in full again
+    assert core.events("contribution")[-1]["verdict"] == "layout"
+
+
+def test_what_was_refused_since_the_last_row_is_said_at_the_end() -> None:
+    core = ScriptedCore(learners=2, quorum=2).started("0", "1").opened(1)
+    for _ in range(MOST_ROWS + 7):
+        core.receive("0", replace(core.contribution("0", 1), epoch=5), payload="x")
+    core.core.stop("done", core.now)
+    core.carry_out()
+    assert core.done is not None
+    assert [(e["reason"], e["count"]) for e in core.events("refused")] == [
+        ("contribution: epoch", 7)
+    ]
+
+
 def test_a_contribution_that_an_apply_has_overtaken_is_late_and_not_refused() -> None:
     core = ScriptedCore(learners=2, quorum=1, grace_rule="none").started("0", "1").opened(1)
     slow = core.contribution("1", 1)
@@ -339,6 +373,16 @@ def test_a_finished_learner_waits_no_longer_than_flush() -> None:
     assert not core.sent("0", msg.Released)  # it never answered a final pull
     core.advance(1.1, beats=("0", "1"), stepping=True)
     assert core.sent("0", msg.Released)
+
+
+def test_a_released_learner_that_falls_silent_has_finished() -> None:
+    core = ScriptedCore(learners=2, quorum=1).started("0", "1")
+    core.receive("0", msg.Finish(generation=1, step=2, odometer=20))
+    core.advance(core.config.timeouts.flush + 1, beats=("0", "1"), stepping=True)
+    assert core.sent("0", msg.Released)
+    core.advance(core.config.timeouts.lease + 1, beats=("1",), stepping=True)
+    assert not core.events("dead") and core.events("leave")[-1]["cause"] == "finished"
+    assert core.core.run.finished_learners == {"0"} and not core.core.run.lost_at
 
 
 def test_version_0_is_asked_for_again_and_of_the_next_when_its_source_dies() -> None:
