@@ -99,11 +99,11 @@ class SyncerCore:
             self.endgame.saved_finished = set(self.run.finished_learners)
         self.cuts = Cuts(self.run, self.conductor, self.endgame)
         cut = ""
-        if whole and restored is not None:
+        if whole and restored is not None:  # what a plain `--resume` finds is of the run before
             self.admission.whole = WholeRestore(self.run, self.conductor, restored)
-            self.endgame.want_checkpoint = True  # what `--resume` finds is of the run that was left
+            self.endgame.want_checkpoint = True
             cut = self.admission.whole.cut
-        versions = [list(version) for version in self.run.versions]
+        versions = [list(v) for v in self.run.versions]
         self.run.record("syncer_start", epoch=epoch, versions=versions, restored_from=cut)
         self._handlers: dict[type, Callable[..., None]] = {
             Initial: self._initial,
@@ -229,11 +229,8 @@ class SyncerCore:
         self._settle(now)
 
     def request_cut(self, now: float) -> str:
-        """Begin a consistent cut of the whole run; its id. `CutDone` or `CutFailed` follows.
-
-        Raises:
-            ValueError: none can be taken now, and why.
-        """
+        """Begin a consistent cut of the whole run; its id. `CutDone` or `CutFailed` follows. Raises
+        ValueError when none can be taken now, saying why."""
         cut = self.cuts.request(now)
         self._settle(now)
         return cut
