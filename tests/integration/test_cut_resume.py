@@ -106,3 +106,23 @@ def test_from_a_cut_on_the_run_is_bitwise_the_uninterrupted_one(
         assert_equal(theta_of(again), theta_of(whole))
     start = [event for event in again.tape() if event["event"] == "syncer_start"][-1]
     assert start["restored_from"] == "c1"
+
+
+def test_without_waiting_the_restored_run_ends_with_an_exact_ledger(tmp_path) -> None:
+    settings = config(2, wait="never", fragments=2, sync_every=6, quorum=1)
+    modules = [Model(7), Model(7)]
+    manifest = cut_and_throw_away(tmp_path, settings, 50_000, modules, at_step=20)
+    steps = 40 + max(row["step"] for row in manifest["learners"].values())
+    again = Run(tmp_path, settings, steps, [Model(90), Model(91)], cut="c1")
+    assert again.execute() == "finished"
+    tape = again.tape()
+    start = [i for i, event in enumerate(tape) if event["event"] == "syncer_start"][-1]
+    joins = [event for event in tape[start:] if event["event"] == "join"]
+    assert {join["learner"]: join["former"] for join in joins} == {
+        name: row["incarnation"] for name, row in manifest["learners"].items()
+    }
+    ledgers = [event for event in tape[start:] if event["event"] == "ledger"]
+    assert len(ledgers) == 2
+    for row in [row for ledger in ledgers for row in ledger["fragments"]]:
+        assert row["processed"] == 4 * steps == row["merged"] + row["lost"]
+        assert row["pending"] == 0
