@@ -143,7 +143,8 @@ def test_every_launch_composes_and_is_accepted(arguments):
     overrides = [one for one in arguments if one != "-m" and not one.startswith("hydra.")]
     choices = [one.partition("=") for one in overrides]
     assert overrides
-    for values in product(*(value.split(",") for _, _, value in choices)):
+    sweeps = "-m" in arguments
+    for values in product(*(value.split(",") if sweeps else [value] for _, _, value in choices)):
         job = [f"{key}={value}" for (key, _, _), value in zip(choices, values, strict=True)]
         with initialize_config_module("dd_lightning.conf", version_base="1.3"):
             config = compose("config", job)
