@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dd_lightning.learner.data_position import can_skip
 from dd_lightning.learner.dialing import Bounds, Dialer
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.snapshots import ModelValues
@@ -99,6 +100,7 @@ def _join(
         state_from="checkpoint" if restored else "cold",
         state_step=step,
         data_position=int(restored["data_position"]) if restored else 0,
+        skips=can_skip(trainer.datamodule),
         data_slot=strategy.data_slot,
         strategy=strategy.inner_name,
         ranks=strategy.world_size if hasattr(strategy, "world_size") else 1,

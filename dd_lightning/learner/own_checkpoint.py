@@ -10,6 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from dd_lightning.learner.data_position import can_skip
 from dd_lightning.learner.rng import restore_rng
 
 log = logging.getLogger(__name__)
@@ -54,14 +55,12 @@ def take_out(checkpoint: dict[str, Any], learner: str) -> Mapping[str, Any] | No
     return state
 
 
-def go_on(state: Mapping[str, Any], trainer: Any, learner: str, datamodule_restored: bool) -> int:
-    """The last of the restoring, right before the first batch; batches used before the file."""
-    batches = int(state["data_position"])
-    warn_of_position(trainer, batches, datamodule_restored)
+def go_on(state: Mapping[str, Any], trainer: Any, learner: str, datamodule_restored: bool) -> None:
+    """The last of the restoring, right before the first batch."""
+    warn_of_position(trainer, int(state["data_position"]), datamodule_restored)
     # in the middle of an epoch an undisturbed run draws no new order, as this process just did
     if trainer.fit_loop.restarted_mid_epoch:
         restore_own_rng(state, learner)
-    return batches
 
 
 def check_state(state: Mapping[str, Any], learner: str) -> None:
@@ -92,11 +91,12 @@ def warn_of_position(trainer: Any, position: int, datamodule_restored: bool) -> 
     loader = trainer.fit_loop._combined_loader
     loaders = [] if loader is None else loader.flattened
     stateful = loaders and all(hasattr(each, "load_state_dict") for each in loaders)
-    kept = bool(stateful) or datamodule_restored
+    kept = bool(stateful) or datamodule_restored or can_skip(trainer.datamodule)
     if position and not kept and trainer.num_training_batches == float("inf"):
         warnings.warn(
             f"{position} batches of this learner's data were used before its checkpoint, and "
             "nothing restores that position: the data begins again at its first batch. Give the "
-            "DataLoader or the LightningDataModule state_dict and load_state_dict.",
+            "DataLoader or the LightningDataModule state_dict and load_state_dict, or the latter "
+            "skip_to(batches).",
             stacklevel=2,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dd_lightning.crash_points import reach
@@ -70,6 +71,7 @@ class LearnerSession:
         self.welcome: Welcome | None = None
         self.finish_reason = ""  # told to finish, and why
         self.boundary_s: float | None = None  # what the last boundary took, waits not counted
+        self.data_position = join.data_position  # micro-batches drawn, over all lives
         self.reset_inner = False  # the inner optimizer is to forget its state
         self._join, self._link, self._comm, self._values = join, link, comm, values
         self._ledger: LearnerLedger | None = None
@@ -204,7 +206,7 @@ class LearnerSession:
         ledger.finish()
         self._drain()
         self._hand_over(self._boundary())
-        self._comm.call(self._link.finish, ledger.held(), reason, self._comm.clock())
+        self._comm.call(self._link.finish, self._held(), reason, self._comm.clock())
         reach("learner.finish_said")
         deadline = self._comm.clock() + self.config.timeouts.flush
         while not self._may_go:
@@ -382,14 +384,16 @@ class LearnerSession:
             send = self._link.contribute if isinstance(item, Snapshot) else self._link.say
             self._comm.call(send, item)
 
+    def _held(self) -> Held:
+        assert self._ledger is not None
+        return replace(self._ledger.held(), data_position=self.data_position)
+
     def _report(
         self, state: str = "training", seconds: float | None = None, loss: float | None = None
     ) -> None:
-        assert self._ledger is not None
-        held: Held = self._ledger.held()
         self._comm.call(
             self._link.report,
-            held,
+            self._held(),
             self._comm.clock(),
             state=state,
             step_seconds=seconds,

@@ -17,6 +17,9 @@ class StepCounter:
     A step is real if an optimizer's post-step hook fired, the gradient scaler's scale did not
     drop (a fused optimizer's hook fires in skipped steps too) and, under automatic optimization,
     at least one `training_step` returned a loss. Tokens of a skipped step count with the next.
+
+    Args:
+        batches: micro-batches that were drawn in earlier lives.
     """
 
     def __init__(
@@ -26,8 +29,9 @@ class StepCounter:
         scaler: Any,
         *,
         automatic: bool,
+        batches: int = 0,
     ) -> None:
-        self.batches = 0
+        self.batches = batches
         self._tokens, self._scaler, self._automatic = tokens, scaler, automatic
         self._pending_tokens = self._since_step = 0
         self._loss: Any = None

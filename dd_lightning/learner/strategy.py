@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from dd_lightning.crash_points import reach
-from dd_lightning.learner import folders, own_checkpoint, schedules
+from dd_lightning.learner import data_position, folders, own_checkpoint, schedules
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
 from dd_lightning.learner.cut import TakeCuts
@@ -34,7 +34,8 @@ class DecoupledDiLoCoStrategy(Strategy):
     """Trains this Trainer's model as one learner of a Decoupled DiLoCo run.
 
     What a failure costs: a syncer that is away, nothing (work is kept and handed in on its
-    return); a learner killed, its tokens since its last contribution.
+    return); a learner killed, its tokens since its last contribution. Its data goes on where it was
+    last heard of if the datamodule has `skip_to(batches)`, see `data_position.py`.
 
     Args:
         syncer: address, "tcp://HOST:PORT"; default: DD_SYNCER.
@@ -122,6 +123,13 @@ class DecoupledDiLoCoStrategy(Strategy):
         return welcome.data_slot
 
     @property
+    def given_data_position(self) -> int:
+        """Micro-batches of its data that were drawn before, as far as the syncer has heard."""
+        welcome = self._joined.welcome
+        assert welcome is not None  # an open session has one
+        return welcome.data_position
+
+    @property
     def boundary_s(self) -> float | None:
         """Seconds that the last step boundary took, waits not counted; None before the first."""
         return self._joined.boundary_s
@@ -142,7 +150,11 @@ class DecoupledDiLoCoStrategy(Strategy):
             self._session = open_session(
                 self, trainer, self._restored, wants_state=not self._has_file
             )
-            if self._session.is_alone or self.data == "none":
+            session = self._session
+            session.data_position = data_position.begin(
+                trainer.datamodule, session.data_position, self.given_data_position
+            )
+            if session.is_alone or self.data == "none":
                 self._leave_sampler_alone(trainer)
 
     def _leave_sampler_alone(self, trainer: Any) -> None:
@@ -156,6 +168,7 @@ class DecoupledDiLoCoStrategy(Strategy):
             self.optimizers,
             getattr(self.precision_plugin, "scaler", None),
             automatic=self._automatic,
+            batches=session.data_position,
         )
         boundary = None if self._automatic else self._boundary
         self._cuts = TakeCuts(session, self._counter, self.identity.learner, boundary)
@@ -170,10 +183,7 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     def _continue_from(self, restored: Mapping[str, Any]) -> None:
         """Parameters are the syncer's by now, all else is the checkpoint's."""
-        assert self._counter is not None  # made in on_train_start
-        self._counter.batches = own_checkpoint.go_on(
-            restored, self._trainer, self.identity.learner, self._data_restored
-        )
+        own_checkpoint.go_on(restored, self._trainer, self.identity.learner, self._data_restored)
 
     # ------------------------------------------------------------------ training
 
@@ -213,6 +223,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         """After an optimizer step (under manual optimization: before the next batch)."""
         session, counter = self._joined, self._counter
         assert counter is not None  # made in on_train_start
+        session.data_position = counter.batches
         if counter.has_stepped():
             session.step(*counter.take())
         else:

@@ -146,6 +146,9 @@ class Admission:
             message.learner, generation, session, message, account, slot, now,
             peer_address=peer_address, step=message.step, reported_s=now, stepped_s=now,
         )  # fmt: skip
+        member.data_position, begins_at = run.positions.admit(
+            slot, message, resumes=part is not None
+        )
         previous = run.members.get(message.learner)
         if previous is not None and same_life:
             self._carry_over(previous, member)
@@ -167,7 +170,7 @@ class Admission:
             continues=continues,
             state_from=message.state_from,
             state_step=message.state_step,
-            data_position=message.data_position,
+            data_position=begins_at,
             incarnation=message.incarnation,
             data_slot=slot,
             strategy=message.strategy,
@@ -297,6 +300,7 @@ class Admission:
                 merged_upto=tuple(member.account.merged_upto),
                 data_slot=member.data_slot,
                 num_data_slots=run.config.num_data_slots,
+                data_position=member.data_position,
                 start_step=self._start_step(member),
                 peer_address=member.peer_address,
                 donated=member.donated,

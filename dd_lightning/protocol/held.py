@@ -62,6 +62,7 @@ class Held:
     odometer: int
     versions: tuple[Version, ...]
     pending: tuple[tuple[int, int], ...]
+    data_position: int = 0  # micro-batches drawn, over all lives
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ def join_of(template: Join, held: Held, wants_state: bool, **now: int | str) -> 
         continues=continues,
         step=held.step,
         odometer=held.odometer,
+        data_position=max(template.data_position, held.data_position),
         versions=held.versions,
         pending=held.pending if continues else (),
         wants_state=wants_state,

@@ -365,8 +365,7 @@ class LearnerLink:
         self._actions.append(Send(replace(message, generation=self.generation)))
 
     def _send_progress(self, now: float) -> None:
-        held = self._held
-        self._send(self.progress.message(held.step, held.odometer, self.last_error, now))
+        self._send(self.progress.message(self._held, self.last_error, now))
         if self._finish is not None:  # said again with every report: one may be lost
             self._send(self._finish)
 

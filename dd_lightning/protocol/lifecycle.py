@@ -28,6 +28,7 @@ class Lifecycle:
     def progress(self, member: Member, message: Progress, now: float) -> None:
         """A report, which is the heartbeat too: counters, estimates, and what it has not heard."""
         member.account.saw(message.odometer)
+        self.run.positions.heard(member.data_slot, message.data_position)
         if member.released:  # it has not heard
             self.run.say(member.session, Released(generation=member.generation))
         elif member.told_to_finish and member.state != FINISHING:

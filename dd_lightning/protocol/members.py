@@ -80,6 +80,7 @@ class Member:
     stats_s: float = 0.0
     optimizer: str = ""  # digest of its inner optimizer's description, "": not told
     donated: bool = False  # was told to wait for a peer's inner state
+    data_position: int = 0  # where its slot's data goes on, told at its join
     join_row: dict[str, Any] | None = None  # for the tape, once it is known where its state is from
 
     @property

@@ -9,7 +9,6 @@ delaying or reordering them changes nothing but time (`dd_lightning/README.md`).
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import msgspec
@@ -38,9 +37,10 @@ from dd_lightning.protocol.message_base import (
 )
 from dd_lightning.protocol.message_base import TensorPart as TensorPart  # for who describes bytes
 from dd_lightning.protocol.operator_messages import Answer, Query
+from dd_lightning.protocol.sealing import Corrupt as Corrupt  # for who decodes
+from dd_lightning.protocol.sealing import seal, unseal
 
 PROTOCOL_VERSION = 1
-CHECKSUM_BYTES = 4
 
 HELD = "held"
 """`Pull.base` of a first pull after a re-attach: answer with whatever the learner holds."""
@@ -79,7 +79,8 @@ class Join(Message):
     state_from: str = "cold"  # self | checkpoint | peer | cold
     state_step: Count = 0
     wants_state: bool = False  # has no inner state of its own: a peer's is welcome
-    data_position: Count = 0
+    data_position: Count = 0  # micro-batches drawn, of its checkpoint, or by now if it lived on
+    skips: bool = False  # its data can begin at a later position
     data_slot: int | None = None
     strategy: str = ""
     ranks: int = 1
@@ -110,6 +111,7 @@ class Progress(Message):
     state: str = "training"
     step_seconds: tuple[Seconds, ...] = ()
     boundary_seconds: tuple[Seconds, ...] = ()
+    data_position: Count = 0  # micro-batches drawn, over all lives
     seconds_stepping: Seconds = 0.0  # of this incarnation, as `design.md` defines it
     losses: tuple[float, ...] = ()  # training loss of (at most) the last 20 steps
     ping: Count = 0  # number of this report, answered by `Pong` when > 0
@@ -223,6 +225,7 @@ class Welcome(Message):
     num_data_slots: int
     start_step: int  # inner steps the schedule of a newcomer starts at (the run's clock)
     peer_address: str  # where the learner's connection comes from, as the syncer sees it
+    data_position: int = 0  # where the slot's data goes on, as far as it was heard of
     donated: bool = False  # a peer's inner state comes, or `StateOver` says that none does
     cut: str = ""  # admitted as part of the run restored from this cut, with all that it holds
     reload: bool = False  # it lived on beside a restored run: take Θ as it is
@@ -359,42 +362,26 @@ _from_syncer = msgspec.msgpack.Decoder(TO_LEARNER)
 _answer = msgspec.msgpack.Decoder(Answer)
 
 
-class Corrupt(ValueError):
-    """Bytes that changed on their way: a checksum does not hold."""
-
-
 def encode(message: Message) -> bytes:
     """Header bytes of a message, with their checksum (crc32, little-endian) at the end."""
     return seal(_encoder.encode(message))
 
 
-def seal(body: bytes) -> bytes:
-    """`body` with its checksum at the end."""
-    return body + zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "little")
-
-
 def decode_from_learner(header: bytes | memoryview) -> Message:
     """Raises Corrupt, or ValueError (msgspec.ValidationError or DecodeError) for anything else."""
-    return _from_learner.decode(_body(header))
+    return _from_learner.decode(unseal(header))
 
 
 def decode_at_syncer(header: bytes | memoryview) -> Message:
     """A learner's or an operator's. Raises as `decode_from_learner`."""
-    return _at_syncer.decode(_body(header))
+    return _at_syncer.decode(unseal(header))
 
 
 def decode_answer(header: bytes | memoryview) -> Message:
     """What an operator gets. Raises as `decode_from_learner`."""
-    return _answer.decode(_body(header))
+    return _answer.decode(unseal(header))
 
 
 def decode_from_syncer(header: bytes | memoryview) -> Message:
     """Raises Corrupt, or ValueError (msgspec.ValidationError or DecodeError) for anything else."""
-    return _from_syncer.decode(_body(header))
-
-
-def _body(header: bytes | memoryview) -> bytes | memoryview:
-    body, checksum = header[:-CHECKSUM_BYTES], header[-CHECKSUM_BYTES:]
-    if zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "little") != checksum:
-        raise Corrupt("a header's checksum does not hold: its bytes changed on their way")
-    return body
+    return _from_syncer.decode(unseal(header))

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from dd_lightning.protocol.held import Held
 from dd_lightning.protocol.messages import Progress
 
 SPACING_S = 0.004  # reports of faster steps are coalesced
@@ -58,7 +59,7 @@ class ProgressReport:
         """When the next report is to go out."""
         return self._sent_s + (SPACING_S if self.fresh else heartbeat_s)
 
-    def message(self, step: int, odometer: int, last_error: str, now: float) -> Progress:
+    def message(self, held: Held, last_error: str, now: float) -> Progress:
         """Everything since the last report, with generation 0."""
         ping = 0
         if now >= self._pinged_s + PING_EVERY_S:
@@ -68,8 +69,9 @@ class ProgressReport:
             self._under_way.pop(ping - ROUND_TRIPS, None)  # lost
         report = Progress(
             generation=0,
-            step=step,
-            odometer=odometer,
+            step=held.step,
+            odometer=held.odometer,
+            data_position=held.data_position,
             state=self.state,
             step_seconds=tuple(self.step_seconds),
             boundary_seconds=tuple(self.boundary_seconds),

@@ -24,6 +24,7 @@ from dd_lightning.protocol.members import (
     RunClock,
 )
 from dd_lightning.protocol.messages import Message, RoundKey, Version
+from dd_lightning.protocol.positions import DataPositions
 from dd_lightning.protocol.rounds import RoundBook
 from dd_lightning.protocol.vector_clock import VectorClock
 
@@ -49,6 +50,7 @@ class RunState:
         self.sessions: dict[str, tuple[str, int]] = {}
         self.generations: dict[str, int] = {}
         self.slots: dict[str, int] = {}
+        self.positions = DataPositions()
         self.accounts: dict[str, Account] = {}  # by incarnation
         self.past: dict[str, PastLives] = {}  # by learner: accounts that need no row of their own
         self.lost_at: dict[str, float] = {}  # learner id to when its generation ended unplanned
@@ -198,6 +200,7 @@ class RunState:
             "training": len(self.live) - len(self.handed_in),  # who is to come back
             "generations": dict(self.generations),
             "slots": dict(self.slots),
+            "positions": self.positions.state(),
             "accounts": [account.state() for account in self.accounts.values()],
             "past": {learner: past.state() for learner, past in self.past.items()},
             "finished": sorted(self.finished_learners | self.handed_in),
@@ -226,6 +229,7 @@ class RunState:
         self.merges = state["merges"]
         self.generations = dict(state["generations"])
         self.slots = dict(state["slots"])
+        self.positions = DataPositions(state.get("positions", ()))  # absent in older ones
         accounts = [Account.restore(row) for row in state["accounts"]]
         self.accounts = {account.incarnation: account for account in accounts}
         past = state.get("past", {})  # absent before accounts were folded

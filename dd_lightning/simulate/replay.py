@@ -401,6 +401,7 @@ class Replay:
             merged_upto=tuple(upto),
             data_slot=row["data_slot"],
             num_data_slots=self.settings.syncer.num_data_slots,
+            data_position=row["data_position"],
             start_step=row.get("start_step", 0),
             peer_address="",
         )

@@ -144,6 +144,13 @@ class TextDataModule(pl.LightningDataModule):
         if self._stream is not None:
             self._stream.start = self.samples_consumed
 
+    def skip_to(self, batches: int) -> None:
+        """Go on after the stream's first `batches` batches; never backward. Called before the
+        training dataloader is made."""
+        self.samples_consumed = max(self.samples_consumed, batches * self.batch_size)
+        if self._stream is not None:
+            self._stream.start = self.samples_consumed
+
     def _plan(self) -> StreamPlan:
         # The Trainer's ranks are the learner's; RANK in the environment may be anyone's.
         rank, num_ranks = 0, 1

@@ -158,3 +158,25 @@ def test_more_slots_than_shards_are_refused(settings):
 def test_wrong_settings_are_refused(settings, changes, message):
     with pytest.raises(ValueError, match=message):
         TextDataModule(**{**settings, **changes})
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_skipping_is_having_drawn_so_many(settings, made_before):
+    whole = prepared(settings)
+    expected = take(whole.train_dataloader(), 300)
+    assert 290 * whole.batch_size > whole._stream.samples_per_epoch  # into the second epoch
+    for batches in (0, 1, 7, 290):
+        datamodule = prepared(settings)
+        early = datamodule.train_dataloader() if made_before else None
+        datamodule.skip_to(batches)
+        loader = datamodule.train_dataloader() if early is None else early
+        rest = take(loader, 300 - batches)
+        assert torch.equal(torch.stack(rest), torch.stack(expected[batches:]))
+        assert datamodule.state_dict()["batches"] == batches
+
+
+def test_skipping_never_goes_backward(settings):
+    datamodule = prepared(settings)
+    datamodule.skip_to(9)
+    datamodule.skip_to(4)
+    assert datamodule.batches_consumed == 9
