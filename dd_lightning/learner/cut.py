@@ -57,7 +57,7 @@ class TakeCuts(Callback):
     def _record(self, trainer: Trainer, module: LightningModule) -> None:
         session = self._session
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        checkpoint[CHECKPOINT_KEY] = session.state(self._counter.batches)
+        checkpoint[CHECKPOINT_KEY] = session.state()
         parts = TakenApart.of(checkpoint, module, trainer.optimizers)
         self.copied_bytes = parts.copied_bytes
         part = session.record_cut()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dd_lightning.learner.session import LearnerSession
 
 log = logging.getLogger(__name__)
 
@@ -13,8 +16,15 @@ def can_skip(datamodule: Any) -> bool:
     return callable(getattr(datamodule, "skip_to", None))
 
 
-def begin(datamodule: Any, own: int, known: int) -> int:
-    """The position, in micro-batches, at which the data begins; before any dataloader is made.
+def begin(session: LearnerSession, datamodule: Any) -> None:
+    """Of a learner that has just joined, before any dataloader is made."""
+    assert session.welcome is not None  # it has joined
+    known = session.welcome.data_position
+    session.data_position = position_of(datamodule, session.data_position, known)
+
+
+def position_of(datamodule: Any, own: int, known: int) -> int:
+    """The position, in micro-batches, at which the data begins; the datamodule is told.
 
     Never backward: the greater of both. A datamodule without `skip_to` begins at `own`, and what
     was drawn between the two is drawn again, which is said once.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from dd_lightning.crash_points import reach
@@ -23,7 +22,7 @@ from dd_lightning.learner.state_copy import StateCopies
 from dd_lightning.learner.step_clock import StepClock
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.cut_record import own_clock, record_cut, restore_cut
-from dd_lightning.protocol.held import Held, Snapshot
+from dd_lightning.protocol.held import Snapshot
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.ledger import LearnerLedger, Outgoing
 from dd_lightning.protocol.messages import (
@@ -206,7 +205,8 @@ class LearnerSession:
         ledger.finish()
         self._drain()
         self._hand_over(self._boundary())
-        self._comm.call(self._link.finish, self._held(), reason, self._comm.clock())
+        held = ledger.held(self.data_position)
+        self._comm.call(self._link.finish, held, reason, self._comm.clock())
         reach("learner.finish_said")
         deadline = self._comm.clock() + self.config.timeouts.flush
         while not self._may_go:
@@ -235,7 +235,7 @@ class LearnerSession:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def state(self, data_position: int) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Plain values for Lightning's checkpoint."""
         assert self._ledger is not None
         return {
@@ -243,7 +243,7 @@ class LearnerSession:
             "learner": self._join.learner,
             "run_id": "" if self.welcome is None else self.welcome.run_id,
             "incarnation": self._join.incarnation,
-            "data_position": data_position,
+            "data_position": self.data_position,
             "rng": rng_states(),
             **self._ledger.state_dict(),
         }
@@ -264,10 +264,11 @@ class LearnerSession:
         self.cuts.recorded(order.cut, ledger.step, ledger.odometer)
         return {"id": order.cut, "ledger": record, "start_step": self._start_step}
 
-    def checkpointed(self, data_position: int) -> None:
+    def checkpointed(self) -> None:
         """Lightning has written a checkpoint."""
         assert self._ledger is not None
-        message = Checkpointed(generation=0, step=self._ledger.step, data_position=data_position)
+        step, position = self._ledger.step, self.data_position
+        message = Checkpointed(generation=0, step=step, data_position=position)
         self._comm.call(self._link.say, message)
 
     # ------------------------------------------------------------------ pieces
@@ -384,16 +385,13 @@ class LearnerSession:
             send = self._link.contribute if isinstance(item, Snapshot) else self._link.say
             self._comm.call(send, item)
 
-    def _held(self) -> Held:
-        assert self._ledger is not None
-        return replace(self._ledger.held(), data_position=self.data_position)
-
     def _report(
         self, state: str = "training", seconds: float | None = None, loss: float | None = None
     ) -> None:
+        assert self._ledger is not None
         self._comm.call(
             self._link.report,
-            self._held(),
+            self._ledger.held(self.data_position),
             self._comm.clock(),
             state=state,
             step_seconds=seconds,

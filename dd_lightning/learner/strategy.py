@@ -21,7 +21,6 @@ from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
 from dd_lightning.learner.cut import TakeCuts
 from dd_lightning.learner.inner_state import InnerState
-from dd_lightning.learner.own_checkpoint import CHECKPOINT_KEY
 from dd_lightning.learner.sampler import check_mode, sampler_kwargs
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.single import inner_class
@@ -150,11 +149,8 @@ class DecoupledDiLoCoStrategy(Strategy):
             self._session = open_session(
                 self, trainer, self._restored, wants_state=not self._has_file
             )
-            session = self._session
-            session.data_position = data_position.begin(
-                trainer.datamodule, session.data_position, self.given_data_position
-            )
-            if session.is_alone or self.data == "none":
+            data_position.begin(self._session, trainer.datamodule)
+            if self._session.is_alone or self.data == "none":
                 self._leave_sampler_alone(trainer)
 
     def _leave_sampler_alone(self, trainer: Any) -> None:
@@ -162,7 +158,7 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        session = self._joined
+        trainer, session, restored = self._trainer, self._joined, self._restored
         self._counter = StepCounter(
             TokenCounter(self.lightning_module, self.tokens),
             self.optimizers,
@@ -172,18 +168,14 @@ class DecoupledDiLoCoStrategy(Strategy):
         )
         boundary = None if self._automatic else self._boundary
         self._cuts = TakeCuts(session, self._counter, self.identity.learner, boundary)
-        self._trainer.callbacks.append(self._cuts)
+        trainer.callbacks.append(self._cuts)
         session.load()
-        session.exchange(InnerState(self._trainer.lightning_module, self.optimizers))
-        if self._restored is not None:
-            self._continue_from(self._restored)
+        session.exchange(InnerState(trainer.lightning_module, self.optimizers))
+        if restored is not None:
+            own_checkpoint.go_on(restored, trainer, self.identity.learner, self._data_restored)
         elif not self._has_file:
-            schedules.advance(self._trainer, session.steps)
+            schedules.advance(trainer, session.steps)
         self._stop_if_done()
-
-    def _continue_from(self, restored: Mapping[str, Any]) -> None:
-        """Parameters are the syncer's by now, all else is the checkpoint's."""
-        own_checkpoint.go_on(restored, self._trainer, self.identity.learner, self._data_restored)
 
     # ------------------------------------------------------------------ training
 
@@ -191,6 +183,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         output = super().training_step(*args, **kwargs)
         if self._counter is not None and args:
             self._counter.saw(args[0], output)
+            self._joined.data_position = self._counter.batches
         return output
 
     def optimizer_step(
@@ -223,7 +216,6 @@ class DecoupledDiLoCoStrategy(Strategy):
         """After an optimizer step (under manual optimization: before the next batch)."""
         session, counter = self._joined, self._counter
         assert counter is not None  # made in on_train_start
-        session.data_position = counter.batches
         if counter.has_stepped():
             session.step(*counter.take())
         else:
@@ -287,17 +279,16 @@ class DecoupledDiLoCoStrategy(Strategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        position = 0 if self._counter is None else self._counter.batches
         if self._session is not None:
-            state = self._session.state(position)
+            state = self._session.state()
             if self._counter is not None and self._counter.step_is_open:
                 state["step"] += 1  # manual optimization: its boundary comes with the next batch
-            checkpoint[CHECKPOINT_KEY] = state
+            checkpoint[own_checkpoint.CHECKPOINT_KEY] = state
         reach("learner.checkpoint_begun")
         super().save_checkpoint(checkpoint, filepath, storage_options)
         reach("learner.checkpoint_written")
         if self._session is not None:
-            self._session.checkpointed(position)
+            self._session.checkpointed()
 
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None

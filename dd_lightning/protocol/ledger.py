@@ -162,7 +162,7 @@ class LearnerLedger:
         """Whether Θ is waited for, to be taken as it is."""
         return any(state.reload for state in self._fragments)
 
-    def held(self) -> Held:
+    def held(self, data_position: int = 0) -> Held:
         """What a join states; of one that is reloading, nothing it could build on."""
         keeps = self.loaded and not any(state.reload for state in self._fragments)
         return Held(
@@ -170,6 +170,7 @@ class LearnerLedger:
             self.odometer,
             tuple(state.version for state in self._fragments) if keeps else (),
             tuple((state.steps, state.tokens) for state in self._fragments),
+            data_position,
         )
 
     def must_wait(self, now: float) -> bool:

@@ -115,16 +115,16 @@ class Skips:
 @pytest.mark.parametrize(("own", "known", "at"), [(0, 0, None), (5, 9, 9), (9, 5, 9)])
 def test_a_datamodule_is_told_where_to_begin(own, known, at) -> None:
     data = Skips()
-    assert data_position.begin(data, own, known) == (at or 0)
+    assert data_position.position_of(data, own, known) == (at or 0)
     assert data.at == at
 
 
 @pytest.mark.parametrize("datamodule", [None, object()])
 def test_without_skip_to_it_is_said_what_is_drawn_again(datamodule, caplog) -> None:
     with caplog.at_level(logging.WARNING):
-        assert data_position.begin(datamodule, 9, 9) == 9
+        assert data_position.position_of(datamodule, 9, 9) == 9
         assert not caplog.records
-        assert data_position.begin(datamodule, 5, 9) == 5
+        assert data_position.position_of(datamodule, 5, 9) == 5
     (record,) = caplog.records
     assert "the 4 after that are drawn again" in record.getMessage()
     assert "skip_to(batches)" in record.getMessage()
