@@ -369,10 +369,8 @@ class LearnerSession:
     def _refused(self, verdict: Verdict, ledger: LearnerLedger) -> None:
         log.warning(
             "round %d: the contribution of fragment %d was refused: %s",
-            verdict.round,
-            verdict.fragment,
-            verdict.reason,
-        )
+            verdict.round, verdict.fragment, verdict.reason,
+        )  # fmt: skip
         if verdict.reload:
             ledger.reload()
 
