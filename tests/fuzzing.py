@@ -40,6 +40,7 @@ KINDS: tuple[type[Message], ...] = (
     Goodbye,
     Query,
 )
+STRANGERS = tuple(kind for kind in KINDS if kind is not Query)  # not an operator's
 INTEGERS = (-1, 0, 1, 2, 3, 5, 7, 1000, 2**31, 2**53 - 1, 2**62, 2**63 - 1)
 FLOATS = (0.0, -1.0, 1e-9, 0.5, 3.0, 1e300, float("inf"), float("nan"))
 TEXTS = ("", "0", "1", "none", "values", "delta", "float32", "training", "paused", "x" * 300, "\0")
@@ -112,6 +113,9 @@ def mutated(random: random.Random, data: bytes) -> bytes:
 # ------------------------------------------------------------------------- ZMTP by hand
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+SECURE_GREETING = GREETING.replace(b"NULL\0", b"CURVE")
+RAW = (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\xff\0\0",
+       GREETING[:30], b"\x00" * 100, b"\x05\x00abcd\x05\x00abcd")  # fmt: skip
 WAIT_S = 60.0
 MORE, LARGE, COMMAND = 1, 2, 4
 
@@ -138,15 +142,16 @@ def ready(identity: bytes) -> bytes:
 
 def dial(port: int, identity: bytes, first: bytes | None = b"") -> socket.socket:
     """A connection after its handshake, with a `first` message sent (None: none)."""
-    connection = socket.create_connection(("127.0.0.1", port), WAIT_S)
-    connection.sendall(GREETING + ready(identity))
-    heard = b""
-    while len(heard) <= len(GREETING):  # its greeting, and its READY, which comes in one piece
-        part = connection.recv(4096)
-        if not part:
-            connection.close()
-            raise ConnectionResetError("closed in the handshake")
-        heard += part
+    with contextlib.ExitStack() as undo:
+        connection = undo.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+        connection.sendall(GREETING + ready(identity))
+        heard = b""
+        while len(heard) <= len(GREETING):  # its greeting, and its READY, which comes in one piece
+            part = connection.recv(4096)
+            if not part:
+                raise ConnectionResetError("closed in the handshake")
+            heard += part
+        undo.pop_all()
     if first is not None:
         connection.sendall(wire(first))
     return connection

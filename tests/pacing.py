@@ -56,7 +56,9 @@ class Paced(StartTogether):
         self.gate.wait_for(trainer.global_step)
 
 
-def train(module, index: int, steps: int, address: str, callback: Paced) -> None:
+def train(
+    module, index: int, steps: int, address: str, callback: Paced, key: str | None = None
+) -> None:
     """One learner's fit, on its own data."""
-    strategy = DecoupledDiLoCoStrategy(address, learner=str(index), data="none")
+    strategy = DecoupledDiLoCoStrategy(address, learner=str(index), data="none", key=key)
     fit_plain(module, loader(index), steps, strategy, [callback])

@@ -28,7 +28,7 @@ from dd_lightning.transport.frames import (
 )
 from dd_lightning.transport.keys import SyncerKeys
 from dd_lightning.transport.strangers import NOBODY, Standing, Strangers
-from dd_lightning.transport.wiring import OTHER_MECHANISM, WRONG_KEY, Monitor, Waker
+from dd_lightning.transport.wiring import FAILED, OTHER_MECHANISM, WRONG_KEY, Monitor, Waker
 
 MOST_FRAMES = 4  # kept of a message: identity, two, and one too many
 MOST_ODD = 20  # messages of one session
@@ -86,7 +86,7 @@ class SyncerChannel:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._router.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
-        watched = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+        watched = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | FAILED
         self._monitor = Monitor(self._context, self._router, watched)
         self._waker = Waker()
         self._gate = Gate(self._context, keys) if keys is not None else None

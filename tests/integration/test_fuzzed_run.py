@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dd_lightning import DecoupledDiLoCoStrategy
 from dd_lightning.commands.asking import Asker
-from dd_lightning.protocol.messages import Join, Query, encode, seal
+from dd_lightning.protocol.messages import Join, encode, seal
 from dd_lightning.protocol.tape import read_tape
 from dd_lightning.transport.frames import MAX_HEADER_BYTES, identity_of
 from dd_lightning.transport.rendezvous import lookup
@@ -24,16 +23,9 @@ from dd_lightning.transport.store_server import resident_bytes
 from dd_lightning.transport.syncer_channel import MOST_ODD
 from tests import fuzzing
 from tests.diloco_reference import reference
+from tests.pacing import Gate, Paced, train
 from tests.syncer_process import END_S, Syncer, until
-from tests.trainers import (
-    WAIT_S,
-    Regression,
-    StartTogether,
-    assert_equal,
-    fit_plain,
-    loader,
-    values,
-)
+from tests.trainers import WAIT_S, Regression, assert_equal, loader, values
 from tests.transport_samples import from_learner
 
 pytestmark = [
@@ -44,48 +36,9 @@ STEPS, SYNC_EVERY, PARTS = 120, 4, 100
 MESSAGES = 10_000
 A_SESSION = MOST_ODD // 2  # messages, so that none is cut off
 MOST_GROWTH_BYTES = 64 << 20
-STRANGERS = tuple(kind for kind in fuzzing.KINDS if kind is not Query)
+STORE_BYTES = 200 << 20  # written by a stranger, less than the store is ended at
 SETTINGS = ("learners=2", "algorithm=diloco", f"algorithm.sync_every={SYNC_EVERY}",
             "algorithm.outer.lr=0.7", "algorithm.outer.momentum=0.9")  # fmt: skip
-RAW = (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\xff\0\0",
-       fuzzing.GREETING[:30], b"\x00" * 100, b"\x05\x00abcd\x05\x00abcd")  # fmt: skip
-
-
-class Paced(StartTogether):
-    """A learner's step k comes after k/STEPS of the nonsense: all of it falls into the run."""
-
-    def __init__(self, barrier, gate):
-        super().__init__(barrier)
-        self.gate = gate
-
-    def on_train_batch_end(self, trainer, module, *_):
-        self.gate.wait_for(trainer.global_step)
-
-
-class Gate:
-    """How much has been sent, in PARTS."""
-
-    def __init__(self):
-        self.sent = 0
-        self.reached = 0  # the step that the slower learner has done, at most one behind
-        self._changed = threading.Condition()
-
-    def wait_for(self, step):
-        with self._changed:
-            self.reached = max(self.reached, step)
-            self._changed.notify_all()
-            # the first steps and the last ones are free, so that the run begins and ends by itself
-            part = min(PARTS, max(0, step - 10))
-            assert self._changed.wait_for(lambda: self.sent >= part, WAIT_S)
-
-    def open(self):
-        with self._changed:
-            self.sent += 1
-            self._changed.notify_all()
-
-    def wait_until_training(self):
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.reached > 1, WAIT_S)
 
 
 class Nonsense:
@@ -116,11 +69,11 @@ class Nonsense:
             fuzzing.say(self.port, self.identity(draw.choice((b"c", b"d"))), *said)
             self.strange += 4 + (damaged != header)
         with socket.create_connection(("127.0.0.1", self.port)) as raw:
-            raw.sendall(draw.choice((*RAW, draw.randbytes(500))))
+            raw.sendall(draw.choice((*fuzzing.RAW, draw.randbytes(500))))
 
     def well_formed(self):
         """A random message, or a real one under an identity that has not joined."""
-        message = fuzzing.message(self.random, STRANGERS)
+        message = fuzzing.message(self.random, fuzzing.STRANGERS)
         if isinstance(message, Join):  # under a learner's id too; of no model that fits
             message = fuzzing.struct(self.random, Join, learner=self.random.choice("01x"))
         return fuzzing.wire(encode(message))
@@ -146,32 +99,33 @@ def store_nonsense(address, draw):
 
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    for number in range(20):
-        store.set(f"garbage {number}", draw.randbytes(1 << 20))
+    garbage = draw.randbytes(1 << 20)
+    for number in range(STORE_BYTES >> 20):
+        store.set(f"garbage {number}", garbage)
     for key in ("dd/channel_port", "dd/run_id", "dd/protocol"):
         store.set(key, "65536000")
         store.delete_key(key)
 
 
-def train(module, index, address, callbacks, errors):
-    try:
-        strategy = DecoupledDiLoCoStrategy(address, learner=str(index), data="none")
-        fit_plain(module, loader(index), STEPS, strategy, callbacks)
-    except BaseException as error:
-        errors.append(error)
+def children_of(pid):
+    """Processes that it started: the store."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_the_result_is_unchanged_and_nothing_grows(tmp_path):
     syncer = Syncer(tmp_path / "run", *SETTINGS)
-    pid, gate, barrier, errors = syncer.process.pid, Gate(), threading.Barrier(2), []
+    pid, gate, barrier, errors = syncer.process.pid, Gate(PARTS), threading.Barrier(2), []
     ours = [Regression(7), Regression(7)]
-    threads = [
-        threading.Thread(
-            target=train, args=(ours[i], i, syncer.address, [Paced(barrier, gate)], errors)
-        )
-        for i in range(2)
-    ]
+
+    def learn(index):
+        try:
+            train(ours[index], index, STEPS, syncer.address, Paced(barrier, gate))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=learn, args=(index,)) for index in range(2)]
     try:
         for thread in threads:
             thread.start()
@@ -184,7 +138,10 @@ def test_the_result_is_unchanged_and_nothing_grows(tmp_path):
             for part in range(PARTS):
                 nonsense.part(MESSAGES // PARTS)
                 if part == PARTS // 2:
+                    held = resident_bytes(pid)
                     store_nonsense(syncer.address, nonsense.random)
+                    by_store = resident_bytes(pid) - held
+                    stores = [resident_bytes(child) for child in children_of(pid)]
                 if part < PARTS - 1:
                     gate.open()
             until(lambda: descriptors(pid) <= start[0])
@@ -197,7 +154,7 @@ def test_the_result_is_unchanged_and_nothing_grows(tmp_path):
         assert not errors
         assert syncer.end(END_S) == 0
     finally:
-        gate.sent = PARTS
+        gate.open_all()
         syncer.kill()
     copies = [Regression(7), Regression(7)]
     reference(copies, [loader(0), loader(1)], STEPS, SYNC_EVERY, 1, 0)
@@ -206,6 +163,7 @@ def test_the_result_is_unchanged_and_nothing_grows(tmp_path):
     refused = sum(after[k] - before[k] for k in ("malformed", "refusals"))
     assert refused >= nonsense.strange >= 0.9 * MESSAGES
     assert grown < MOST_GROWTH_BYTES
+    assert by_store < STORE_BYTES // 10 and max(stores) > STORE_BYTES  # its own process holds it
     assert sorted(after["learners"]) == ["0", "1"]
     tape = list(read_tape(tmp_path / "run" / "tape.jsonl"))
     rows = [event for event in tape if event["event"] == "refused"]
