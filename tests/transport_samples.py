@@ -9,6 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dd_lightning.protocol.cut_messages import CutOver, CutRecorded, CutTaken, TakeCut
+from dd_lightning.protocol.inner_messages import (
+    DonateState,
+    Inner,
+    StateChunk,
+    StateComing,
+    StateFailed,
+    StateLoaded,
+    StateOver,
+    StatePayload,
+    StateReceived,
+)
 from dd_lightning.protocol.messages import (
     PROTOCOL_VERSION,
     Applied,
@@ -104,6 +116,13 @@ def from_learner(data: bytes) -> list[tuple[Message, bytes | None]]:
         (Checkpointed(step=1, data_position=1, **generation), None),
         (Finish(step=1, odometer=1, **generation), None),
         (Goodbye(reason="done", **generation), None),
+        (CutRecorded(cut="c1", step=1, odometer=2, **generation), None),
+        (CutTaken(cut="c1", file="c1.ckpt", **generation), None),
+        (Inner(optimizer="AdamW", **generation), None),
+        (chunk(data), data),
+        (StateReceived(transfer=1, chunks=1, **generation), None),
+        (StateLoaded(transfer=1, step=4, **generation), None),
+        (StateFailed(transfer=1, reason="shape", **generation), None),
     ]
 
 
@@ -142,7 +161,18 @@ def from_syncer(data: bytes) -> list[tuple[Message, bytes | None]]:
         (FinishNow(reason="budget", **generation), None),
         (Released(**generation), None),
         (Pong(ping=1, **generation), None),
+        (TakeCut(cut="c1", **generation), None),
+        (CutOver(cut="c1", complete=True, **generation), None),
+        (DonateState(transfer=1, upto=8, **generation), None),
+        (StateComing(**generation), None),
+        (chunk(data), data),
+        (StateOver(transfer=1, reason="no donor", **generation), None),
     ]
+
+
+def chunk(data: bytes) -> StateChunk:
+    payload = StatePayload(parts=(), num_bytes=len(data), digest=digest(data))
+    return StateChunk(generation=1, transfer=1, chunk=0, last=True, step=4, payload=payload)
 
 
 def goodbye(reason: str = "done") -> Goodbye:

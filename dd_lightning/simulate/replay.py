@@ -7,27 +7,25 @@ thread count, the digests are equal bit for bit; where they are not, the first d
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from dd_lightning.algorithm import CODECS, build_outer_optimizer, contribution_weight, resolve
+from dd_lightning.algorithm import CODECS, contribution_weight, resolve
 from dd_lightning.launch.learner import train
 from dd_lightning.launch.settings import Settings
 from dd_lightning.learner.payload import Coder
 from dd_lightning.protocol.actions import HeldContribution, Merge
-from dd_lightning.protocol.layout import Layout, build_layout
+from dd_lightning.protocol.layout import build_layout
 from dd_lightning.protocol.messages import (
     Contribution,
     Fragment,
     Pull,
     RoundKey,
     TensorInfo,
-    Version,
     Welcome,
 )
 from dd_lightning.simulate.replay_life import ReplayLife, ReplaySurroundings
@@ -39,13 +37,10 @@ from dd_lightning.simulate.replay_script import (
     LifeScript,
     MergeStep,
     Restart,
-    Saved,
     Script,
 )
-from dd_lightning.syncer.checkpoint import parameters_sha256
-from dd_lightning.syncer.merger import Merger
-from dd_lightning.syncer.payload import Encoded, PayloadReader, encode_values
-from dd_lightning.syncer.theta import Theta
+from dd_lightning.simulate.replay_theta import ReplayTheta
+from dd_lightning.syncer.payload import PayloadReader, encode_values
 
 TURNS = 3  # that a learner may take without coming nearer to what is asked of it
 
@@ -72,29 +67,6 @@ class Outcome:
     first_difference: dict[str, Any] | None
 
 
-@dataclass(slots=True)
-class _Kept:
-    """Everything that a restart of the syncer brings back."""
-
-    values: dict[str, Any]
-    optimizer: dict[str, Any]
-    upto: dict[str, list[RoundKey | None]]
-
-
-@dataclass(slots=True)
-class _State:
-    """The syncer's side of a replay."""
-
-    layout: Layout
-    merger: Merger
-    optimizer: Any
-    versions: list[Version]
-    published: dict[tuple[int, Version], Encoded] = field(default_factory=dict)
-    made_by: dict[tuple[int, Version], RoundKey] = field(default_factory=dict)
-    upto: dict[str, list[RoundKey | None]] = field(default_factory=dict)  # by incarnation
-    upto_of: dict[tuple[str, int, Version], RoundKey | None] = field(default_factory=dict)
-
-
 class Replay:
     """One tape under replay.
 
@@ -110,9 +82,8 @@ class Replay:
         self.script, self.settings = script, settings
         self._folder = folder
         self._algorithm = settings.syncer.algorithm
-        self._state: _State | None = None
+        self._theta: ReplayTheta | None = None
         self._lives: dict[str, ReplayLife] = {}
-        self._kept: dict[tuple[int, ...], _Kept] = {}
         self._targets = {step.merges for step in script.course if isinstance(step, Restart)}
         self._coder: Coder | None = None
         self._reader: PayloadReader | None = None
@@ -134,9 +105,9 @@ class Replay:
                     self._merge(step)
                     merges += 1
                 elif isinstance(step, Restart):
-                    self._restart(step)
-                else:
-                    self._keep(step)
+                    self._known.restart(step)
+                elif step.merges in self._targets and self._theta is not None:
+                    self._theta.keep(step.merges)
             self._compare_end()
         except Differs as difference:
             return Outcome(merges, difference.where)
@@ -150,7 +121,7 @@ class Replay:
     def _begin(self) -> None:
         first = self._life(self.script.lives[0])
         first.go(first.allowed)
-        if first.comm is None or self._state is None:
+        if first.comm is None or self._theta is None:
             raise CannotReplay(f"learner {first.script.learner} did not come as far as its join")
 
     def _initialize(self, tensors: tuple[TensorInfo, ...]) -> None:
@@ -164,43 +135,20 @@ class Replay:
         self._coder = Coder.of(tensors, self._algorithm.codec)
         self._reader = PayloadReader(layout, resolve("codec", self._algorithm.codec, CODECS))
 
-    def _set_theta(self, layout: Layout, values: dict[str, Any], epoch: int) -> None:
-        theta = Theta(layout, values)
-        versions: list[Version] = [(epoch, 0)] * layout.num_fragments
-        merger = Merger(theta, self._algorithm, versions, lambda: True)
-        optimizer = build_outer_optimizer(theta.root.parameters(), self._algorithm.outer)
-        self._state = _State(layout, merger, optimizer, versions)
-        for fragment, version in enumerate(versions):
-            self._publish(fragment, version, (epoch, 0))
-
-    def _publish(self, fragment: int, version: Version, key: RoundKey) -> None:
-        state = self._known
-        state.versions[fragment] = version
-        state.published[fragment, version] = state.merger.published(fragment)
-        state.made_by[fragment, version] = key
-        for incarnation, upto in state.upto.items():
-            state.upto_of[incarnation, fragment, version] = upto[fragment]
-
     @property
-    def _known(self) -> _State:
-        assert self._state is not None  # set when the first learner has handed in version 0
-        return self._state
+    def _known(self) -> ReplayTheta:
+        assert self._theta is not None  # made when the first learner has handed in version 0
+        return self._theta
 
     # ------------------------------------------------------------------ the course
 
     def _merge(self, step: MergeStep) -> None:
         held = tuple(self._contribution(step, given) for given in step.contributions)
         job = Merge(step.epoch, step.round, step.fragment, step.version, held, step.reanchor)
-        state = self._known
-        merged = state.merger.merge(job, state.optimizer)
-        for given in step.contributions:
-            self._upto(self._life_of(given))[step.fragment] = (step.epoch, step.round)
-        self._publish(step.fragment, step.version, (step.epoch, step.round))
-        if merged.result.digest != step.digest:
+        digest = self._known.merge(job)
+        if digest != step.digest:
             raise Differs(
-                f"digest {merged.result.digest} instead of {step.digest}",
-                (step.epoch, step.round),
-                step.fragment,
+                f"digest {digest} instead of {step.digest}", (step.epoch, step.round), step.fragment
             )
 
     def _contribution(self, step: MergeStep, given: Given) -> HeldContribution:
@@ -262,44 +210,10 @@ class Replay:
             given.learner,
         )
 
-    def _keep(self, saved: Saved) -> None:
-        if saved.merges not in self._targets or self._state is None:
-            return
-        state = self._known
-        self._kept[saved.merges] = _Kept(
-            {name: tensor.detach().clone() for name, tensor in state.merger.theta.by_name.items()},
-            copy.deepcopy(state.optimizer.state_dict()),
-            copy.deepcopy(state.upto),
-        )
-
-    def _restart(self, restart: Restart) -> None:
-        kept = self._kept.get(restart.merges)
-        if kept is None:
-            raise CannotReplay(
-                f"epoch {restart.epoch} went on from a checkpoint with merges {restart.merges}, "
-                "which is not on the tape"
-            )
-        state = self._known
-        self._set_theta(state.layout, kept.values, restart.epoch)
-        self._known.optimizer.load_state_dict(copy.deepcopy(kept.optimizer))
-        self._known.upto = copy.deepcopy(kept.upto)
-        self._known.published |= state.published
-        self._known.made_by |= state.made_by
-        self._known.upto_of |= state.upto_of
-        versions: list[Version] = [(restart.epoch, n) for n in restart.merges]
-        theta = self._known.merger.theta
-        self._known.merger = Merger(theta, self._algorithm, versions, lambda: True)
-        for fragment, version in enumerate(versions):
-            self._publish(fragment, version, (restart.epoch, 0))
-
     def _compare_end(self) -> None:
-        expected = self.script.parameters_sha256
-        if expected is None:
-            return
-        state = self._known
-        found = parameters_sha256(dict(state.merger.theta.root.named_parameters()))
-        if found != expected:
-            key = state.made_by[0, state.versions[0]]
+        expected, theta = self.script.parameters_sha256, self._known
+        if expected is not None and (found := theta.sha256()) != expected:
+            key = theta.made_by[0, theta.versions[0]]
             raise Differs(f"parameters_sha256 {found} instead of {expected}", key, 0)
 
     # ------------------------------------------------------------------ learners
@@ -368,10 +282,6 @@ class Replay:
             "which no earlier life on the tape has saved"
         )
 
-    def _upto(self, script: LifeScript) -> list[RoundKey | None]:
-        state = self._known
-        return state.upto.setdefault(script.incarnation, [None] * state.layout.num_fragments)
-
     # ------------------------------------------------------------------ what the syncer says
 
     def _welcome(
@@ -382,8 +292,8 @@ class Replay:
         layout = build_layout(tensors, self._algorithm)
         row = attach.row
         upto: list[RoundKey | None] = [None] * layout.num_fragments
-        if self._state is not None:
-            upto = list(self._upto(script))
+        if self._theta is not None:
+            upto = list(self._theta.upto(script.incarnation))
         return Welcome(
             learner=script.learner,
             number=0,
@@ -394,7 +304,7 @@ class Replay:
             fragments=layout.fragments,
             averaged=tuple(sorted(layout.averaged)),
             fingerprint=layout.fingerprint,
-            send_initial=self._state is None,
+            send_initial=self._theta is None,
             clock=row.get("clock", 0),
             offset=row.get("offset", 0),
             next_round=row.get("next_round", 1),
@@ -406,28 +316,25 @@ class Replay:
             peer_address="",
         )
 
-    def _theta_of(self, apply: ApplyAt) -> tuple[Fragment, dict[str, Any]] | None:
-        if self._state is None and not self._take_initial():
+    def _theta_of(
+        self, script: LifeScript, apply: ApplyAt
+    ) -> tuple[Fragment, dict[str, Any]] | None:
+        if self._theta is None and not self._take_initial():
             return None
-        state = self._known
-        place = (apply.fragment, apply.version)
-        published = state.published.get(place)
+        theta, place = self._known, (apply.fragment, apply.version)
+        published = theta.published.get(place)
         if published is None:
             return None
-        life = next(
-            one for one in self.script.lives if any(apply is other for other in one.applies)
-        )
-        self._upto(life)
+        theta.upto(script.incarnation)  # from now on its merges are followed
         message = Fragment(
             generation=apply.generation,
             fragment=apply.fragment,
             version=apply.version,
-            round=state.made_by[place],
-            merged_upto=state.upto_of.get((life.incarnation, *place)),
+            round=theta.made_by[place],
+            merged_upto=theta.upto_of(script.incarnation, *place),
             payload=published.payload,
         )
-        shapes = {tensor.name: tensor.shape for tensor in self._tensors}
-        return message, published.tensors(shapes)
+        return message, published.tensors(self._shapes)
 
     def _take_initial(self) -> bool:
         """Version 0, once a learner has handed in all of it."""
@@ -438,12 +345,15 @@ class Replay:
             if len(life.comm.initial) == layout.num_fragments:
                 values: dict[str, Any] = {}
                 for fragment in range(layout.num_fragments):
-                    encoded = encode_values(life.comm.initial[fragment])
-                    shapes = {tensor.name: tensor.shape for tensor in self._tensors}
-                    values |= encoded.tensors(shapes)
-                self._set_theta(layout, values, life.script.first.epoch)
+                    values |= encode_values(life.comm.initial[fragment]).tensors(self._shapes)
+                epoch = life.script.first.epoch
+                self._theta = ReplayTheta(self._algorithm, layout, values, epoch)
                 return True
         return False
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {tensor.name: tensor.shape for tensor in self._tensors}
 
     def _pull(self, script: LifeScript, given: Given) -> Pull:
         base = given.row["base_version"]
@@ -453,7 +363,7 @@ class Replay:
             round=given.key[1],
             fragment=given.fragment,
             base=(int(base[0]), int(base[1])),
-            merged_upto=self._upto(script)[given.fragment],
+            merged_upto=self._known.upto(script.incarnation)[given.fragment],
             final=given.final,
             values=given.row.get("kind", "values") == "values",
         )

@@ -30,7 +30,7 @@ from dd_lightning.simulate.actors import Actor
 from dd_lightning.simulate.replay_script import ApplyAt, Attach, Given, LifeScript
 from dd_lightning.simulate.virtual_time import VirtualTime
 
-Theta = Callable[[ApplyAt], tuple[Fragment, Mapping[str, Any]] | None]
+Theta = Callable[[LifeScript, ApplyAt], tuple[Fragment, Mapping[str, Any]] | None]
 """The fragment of an apply with its message, None while it is not merged."""
 
 
@@ -234,7 +234,7 @@ class ReplayLife:
 
     def theta(self, apply: ApplyAt) -> tuple[Fragment, Mapping[str, Any]] | None:
         """Θ's fragment of an apply."""
-        return self._theta(apply)
+        return self._theta(self.script, apply)
 
     def welcome(self, attach: Attach, tensors: tuple[TensorInfo, ...]) -> Welcome:
         """The answer to a join."""
