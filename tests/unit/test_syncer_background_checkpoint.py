@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import resource
 import threading
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,6 +16,7 @@ from dd_lightning.syncer.checkpoint_io import AtomicCheckpointIO, InBackground
 from dd_lightning.syncer.checkpoint_writer import CheckpointWriter, NotSaved, Saved
 from dd_lightning.syncer.stream import RoundStream
 from dd_lightning.syncer.trainer import make_trainer
+from tests.file_limits import limiter
 from tests.syncer_jobs import config_of, contribution, job, layout_of, module_of, values_of
 
 pytestmark = pytest.mark.unit
@@ -47,15 +47,9 @@ def stream_of(*jobs) -> RoundStream:
 
 
 @pytest.fixture
-def small_files():
+def small_files(request):
     """No file of this process may grow beyond so many bytes, as on a disk with so many left."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(num_bytes: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return limiter(request)
 
 
 def test_merges_go_on_while_a_slow_disk_takes_theta_as_it_was(tmp_path) -> None:

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
 
 import pytest
 
 from dd_lightning.protocol.tape import TapeError, TapeWriter, read_tape
 from dd_lightning.syncer.telemetry import StatusFile, TapeFeed
+from tests.file_limits import limiter
 
 pytestmark = pytest.mark.unit
 TEXT = "x" * 100
 
 
 @pytest.fixture
-def disk():
+def disk(request):
     """Files may grow to so many bytes; None: as far as they like."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(num_bytes: int | None) -> None:
-        soft = before[0] if num_bytes is None else num_bytes
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return limiter(request)
 
 
 @pytest.fixture
