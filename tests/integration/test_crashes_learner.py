@@ -19,6 +19,7 @@ ARRIVALS = {  # the point's nth arrival, where the first says little
     "learner.checkpoint_begun": 2,
     "learner.checkpoint_written": 2,
 }
+OVER = {"learner.released"}  # all it did is merged and on the disk: the run ends without it
 OFTEN = {"learner.half_loaded", "learner.upload_sent", "learner.applied", "learner.finish_said"}
 
 
@@ -37,9 +38,11 @@ def test_a_learner_dies_and_is_started_again(tmp_path, point) -> None:
         victim = Learner(tmp_path, "1", address, f"{point}:{ARRIVALS.get(point, 1)}")
         roles.append(victim)
         assert victim.died(), f"{point} did not fire"
-        again = Learner(tmp_path, "1", address)
-        roles.append(again)
-        for role in (again, other, syncer):
+        ending = [other, syncer]
+        if point not in OVER:
+            ending.insert(0, Learner(tmp_path, "1", address))
+            roles.append(ending[0])
+        for role in ending:
             assert not role.died() and role.process.exitcode == 0
     finally:
         for role in roles:
