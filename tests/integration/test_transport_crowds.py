@@ -54,8 +54,8 @@ def test_a_message_without_end_is_cut_off(named):
         events += until(syncer, lambda more: reasons(events + more))
         until(syncer, lambda _: len(syncer._connections.open) == 2)
         # of this connection alone, or of all strangers together, whichever is noticed first
-    cut_off = ("wait unread", "strangers hold over")
-    assert any(word in reason for reason in reasons(events) for word in cut_off), events
+        cut_off = ("wait unread", "strangers hold over")
+        assert any(word in reason for reason in reasons(events) for word in cut_off), events
         assert MOST_UNREAD_BYTES < sent < 500 * MIB
         unharmed(syncer, learner)
 
