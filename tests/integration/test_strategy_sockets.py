@@ -1,7 +1,5 @@
 """Over real sockets: Trainers as threads, the syncer with its own Trainer in the main thread."""
 
-import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -11,11 +9,9 @@ import torch
 
 from dd_lightning import DecoupledDiLoCoStrategy
 from dd_lightning.protocol.config import SyncerConfig
-from dd_lightning.protocol.tape import read_tape
 from dd_lightning.syncer.checkpoint import newest_checkpoint, read_checkpoint
-from dd_lightning.syncer.run import SyncerRun
-from dd_lightning.syncer.settings import SyncerSettings
 from tests.diloco_reference import RECURRENCE, MergeAlone, Ramp, reference
+from tests.socket_run import run_over_sockets
 from tests.trainers import (
     WAIT_S,
     Regression,
@@ -41,32 +37,7 @@ def run(tmp_path):
     """Runs functions of (address) as learners; returns the tape's events when all is over."""
 
     def execute(config, *learners):
-        settings = SyncerSettings("tcp://127.0.0.1:0", tmp_path, False, config, None, "")
-        errors = []
-
-        def guarded(function, address):
-            try:
-                function(address)
-            except BaseException as error:
-                errors.append(error)
-                os.kill(os.getpid(), 2)  # the syncer is not to wait for it
-
-        with contextlib.ExitStack() as close:
-            syncer = SyncerRun(settings, close)
-            threads = [
-                threading.Thread(target=guarded, args=(f, syncer.address), daemon=True)
-                for f in learners
-            ]
-            for thread in threads:
-                thread.start()
-            outcome = syncer.execute()
-        for thread in threads:
-            thread.join(WAIT_S)
-            assert not thread.is_alive(), "a learner does not end"
-        if errors:
-            raise errors[0]
-        assert outcome.status == "finished"
-        return list(read_tape(tmp_path / "tape.jsonl"))
+        return run_over_sockets(tmp_path, config, *learners)
 
     return execute
 
