@@ -85,7 +85,7 @@ def test_not_too_many_at_a_time(desk):
 
 
 def test_a_wrong_question_is_told_what_is_allowed(desk):
-    assert desk.ask("stutus").error == "what is 'stutus'; allowed: status | checkpoint"
+    assert desk.ask("statuz").error == "what is 'statuz'; allowed: status | checkpoint"
     assert desk.operators.refused == 1
 
 
