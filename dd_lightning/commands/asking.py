@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -63,6 +64,12 @@ class Asker:
         self._keys = load_dial_keys(key) if key is not None else None
         self._channel: OperatorChannel | None = None
 
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Self:
+        """From what `add_arguments` has added. Raises ValueError for what is wrong in it."""
+        key = key_of(arguments.target, arguments.key)
+        return cls(address_of(arguments.target), arguments.timeout, key)
+
     def __enter__(self) -> Self:
         return self
 
@@ -89,13 +96,21 @@ class Asker:
             self._drop()
             raise
 
+    def ask_or_tell(self, what: str) -> dict[str, Any] | None:
+        """As `ask`; None where there is no answer, once stderr says why in one line."""
+        try:
+            return self.ask(what)
+        except OSError as error:
+            print(_unreachable(self.address, error), file=sys.stderr)
+            return None
+
     def _drop(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
 
-def unreachable(address: str, error: OSError) -> str:
+def _unreachable(address: str, error: OSError) -> str:
     """One line that says what to look at."""
     cause = " ".join(str(error).split())
     if isinstance(error, Declined):

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
-from dd_lightning.commands.asking import (
-    UNREACHABLE,
-    Asker,
-    add_arguments,
-    address_of,
-    key_of,
-    unreachable,
-)
+from dd_lightning.commands.asking import UNREACHABLE, Asker, add_arguments
 
 TIMEOUT_S = 60.0
 
@@ -28,13 +20,10 @@ def main(argv: list[str]) -> int:
     add_arguments(parser, TIMEOUT_S)
     parser.add_argument("--json", action="store_true", help="one JSON object: the cut's manifest")
     arguments = parser.parse_args(argv)
-    key = key_of(arguments.target, arguments.key)
-    with Asker(address_of(arguments.target), arguments.timeout, key) as asker:
-        try:
-            done = asker.ask("checkpoint")
-        except OSError as error:
-            print(unreachable(asker.address, error), file=sys.stderr)
-            return UNREACHABLE
+    with Asker.of(arguments) as asker:
+        done = asker.ask_or_tell("checkpoint")
+    if done is None:
+        return UNREACHABLE
     if arguments.json:
         print(json.dumps(done, indent=1))
         return 0

@@ -20,10 +20,11 @@ def main(argv: list[str] | None = None) -> int:
     from dd_lightning.launch.settings import check
 
     settings = check(values)
-    parameters = arguments.parameters or _count(settings.values)
+    given = arguments.parameters
+    parameters = _count(settings.values) if given is None else given
     found = estimate(int(parameters), settings.syncer, settings.network, arguments.step_s)
     goodput = None
-    if arguments.chips:
+    if arguments.chips is not None:
         fleet = FleetParameters(mtbi_years=arguments.mtbi_years)
         learners = settings.values["learners"]
         goodput = simulate_fleet(

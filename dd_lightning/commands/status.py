@@ -12,14 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from dd_lightning.commands.asking import (
-    UNREACHABLE,
-    Asker,
-    add_arguments,
-    address_of,
-    key_of,
-    unreachable,
-)
+from dd_lightning.commands.asking import UNREACHABLE, Asker, add_arguments
 from dd_lightning.protocol.tape import clean
 from dd_lightning.report.live import plain_line, render
 
@@ -104,12 +97,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object (a line, --watch)")
     arguments = parser.parse_args(argv)
     try:
-        key = key_of(arguments.target, arguments.key)
-        with Asker(address_of(arguments.target), arguments.timeout, key) as asker:
-            try:
-                status = asker.ask("status")
-            except OSError as error:
-                print(unreachable(asker.address, error), file=sys.stderr)
+        with Asker.of(arguments) as asker:
+            status = asker.ask_or_tell("status")
+            if status is None:
                 return UNREACHABLE
             if arguments.watch:
                 _show_watched(asker, status, arguments.json)

@@ -20,8 +20,8 @@ from dd_lightning.launch.settings import Settings
 from dd_lightning.learner.payload import Coder
 from dd_lightning.protocol.actions import HeldContribution, Merge
 from dd_lightning.protocol.layout import build_layout
+from dd_lightning.protocol.link_actions import stamped
 from dd_lightning.protocol.messages import (
-    Contribution,
     Fragment,
     Pull,
     RoundKey,
@@ -84,6 +84,7 @@ class Replay:
         self._algorithm = settings.syncer.algorithm
         self._theta: ReplayTheta | None = None
         self._lives: dict[str, ReplayLife] = {}
+        self._scripts = {life.incarnation: life for life in script.lives}
         self._targets = {step.merges for step in script.course if isinstance(step, Restart)}
         self._coder: Coder | None = None
         self._reader: PayloadReader | None = None
@@ -152,7 +153,7 @@ class Replay:
             )
 
     def _contribution(self, step: MergeStep, given: Given) -> HeldContribution:
-        script = self._life_of(given)
+        script = self._scripts[given.incarnation]
         snapshot = self._snapshot(script, given)
         assert self._coder is not None and self._reader is not None  # a learner has joined
         payload, data = self._coder.encode(snapshot)
@@ -169,20 +170,7 @@ class Replay:
                     given.fragment,
                     given.learner,
                 )
-        message = Contribution(
-            generation=given.generation,
-            epoch=step.epoch,
-            round=step.round,
-            fragment=given.fragment,
-            step=snapshot.step,
-            steps=snapshot.steps,
-            tokens=snapshot.tokens,
-            odometer=snapshot.odometer,
-            base=snapshot.base,
-            payload=payload,
-            fingerprint=self._known.layout.fingerprint,
-            final=given.final,
-        )
+        message = stamped(snapshot, payload, given.generation, self._known.layout.fingerprint)
         return HeldContribution(
             given.learner,
             given.generation,
@@ -217,12 +205,6 @@ class Replay:
             raise Differs(f"parameters_sha256 {found} instead of {expected}", key, 0)
 
     # ------------------------------------------------------------------ learners
-
-    def _life_of(self, given: Given) -> LifeScript:
-        for life in self.script.lives:
-            if given in life.given:
-                return life
-        raise AssertionError("a contribution without a life")  # the reader found it one
 
     def _life(self, script: LifeScript) -> ReplayLife:
         """The life, begun; an earlier one of the learner has ended, its checkpoint saved."""

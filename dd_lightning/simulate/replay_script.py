@@ -43,6 +43,7 @@ class Given:
     """A contribution that was accepted: taken at the boundary after `step`."""
 
     learner: str
+    incarnation: str
     generation: int
     step: int
     key: RoundKey
@@ -217,8 +218,10 @@ class ScriptReader:
         if event["verdict"] != "accepted":
             return
         key = (event["epoch"], event["round"])
+        life = self._life(event)
         given = Given(
-            str(event["learner"]),
+            life.learner,
+            life.incarnation,
             event["generation"],
             event["step"],
             key,
@@ -226,7 +229,7 @@ class ScriptReader:
             bool(event.get("final")),
             event,
         )
-        self._life(event).given.append(given)
+        life.given.append(given)
         self._accepted[key].append(given)
 
     def _on_merge(self, event: Event) -> None:

@@ -105,6 +105,15 @@ def test_the_table_names_what_binds(capsys):
     assert "goodput under failures: 99" in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--parameters", "0"], "--parameters is 0"), (["--chips", "0"], "chips is 0; allowed:")],
+)
+def test_nought_is_refused_and_not_taken_for_nothing_given(arguments, said, capsys):
+    assert main(["estimate", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_an_unknown_network_is_one_line(capsys):
     assert main(["estimate", "network=nowhere"]) == 2
     assert "network is 'nowhere'; allowed: " in capsys.readouterr().err
