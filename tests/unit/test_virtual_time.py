@@ -110,11 +110,12 @@ def test_each_actor_draws_as_if_it_were_alone():
     before = random.getstate()
     played(body(1), body(2), body(3))
     together = dict(drawn)
+    assert random.getstate() == before  # ours are as they were
     for name in (1, 2, 3):
         drawn.clear()
-        played(body(name))
+        body(name)(VirtualTime(), lambda until: None)  # without any actor
         assert drawn[name] == together[name]
-    assert random.getstate() == before  # ours are as they were
+    random.setstate(before)
 
 
 def test_a_killed_actor_runs_no_further_and_an_error_is_kept():
