@@ -39,8 +39,10 @@ import socket, sys, threading, time
 def tell_backoff():
     last = 0
     while True:
-        now = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[4]
-        if now != last: print("backoff", last := now, flush=True)
+        info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 12)
+        if info[4] != last:
+            print("timeout", int.from_bytes(info[8:], sys.byteorder) / 1e6, flush=True)
+            print("backoff", last := info[4], flush=True)
         time.sleep(0.01)
 if sys.argv[1] == "listen":
     listener = socket.create_server((sys.argv[2], 7)); print("ready", flush=True)
@@ -65,6 +67,7 @@ class Plain:
         assert dialler.stdout.readline() == "ready\n"
         self.answers: list[float] = []  # wall times
         self.backoff = 0
+        self.timeout_s = 0.0  # from a retransmission to the next, as the kernel says
         threading.Thread(target=self._read, args=(dialler.stdout,), daemon=True).start()
 
     def _read(self, lines) -> None:
@@ -72,6 +75,8 @@ class Plain:
             what, value = line.split()
             if what == "answer":
                 self.answers.append(float(value))
+            elif what == "timeout":
+                self.timeout_s = float(value)
             else:
                 self.backoff = int(value)
 
@@ -134,14 +139,16 @@ def test_the_first_contribution_after_an_outage_does_not_wait_for_tcp(tmp_path, 
             until(lambda: len(of(run_dir, "merge")) >= 8 and len(plain.answers) > 50)
             began = link.cut()
             until(lambda: plain.backoff >= BACKOFF)
-            back = link.heal()
+            timeout_s, back = plain.timeout_s, link.heal()
             started = syncer.started_s()
             after = [first_after(lambda n=n: contributed(run_dir, n, started), back) for n in NAMES]
             kernel = first_after(lambda: plain.answers, back)
         finally:
             syncer.kill()
-    print(f"outage {back - began:.1f} s; contributions {after} s after it, plain TCP {kernel} s")
-    assert max(after) < 0.6 * kernel
+    print(f"outage {back - began:.1f} s; contributions {after} s after it, plain TCP {kernel} s ({timeout_s=})")
+    # Not with the plain connection's own answer: where the cut lost an answer and no request, its
+    # far end sends again too, and either of the two may be about to when the link is back.
+    assert max(after) < 0.6 * timeout_s
     assert max(after) <= BOUND_S + 2 * ONE_WAY_S
     they_trained_on_and_lost_no_step(run_dir, (back - began) / STEP_S)
 
