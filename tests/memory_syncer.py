@@ -5,6 +5,7 @@ For tests of the learner's side with real Trainers as threads; the wire's encodi
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from contextlib import contextmanager
@@ -68,6 +69,7 @@ class MemorySyncer:
         self.core = SyncerCore(config, run_id="run", epoch=1)
         self.config, self.peer_address = config, peer_address
         self.tape, self.done, self.reachable = [], False, True
+        self.uploaded = []  # (message type, bytes of its payload)
         self.merger = self.theta = None
         self._initial, self._channels, self._sessions = {}, {}, 0
         self._lock, self._stop = threading.RLock(), threading.Event()
@@ -111,6 +113,8 @@ class MemorySyncer:
             if channel.session not in self._channels:
                 return False
             message = decode_from_learner(header)
+            if payload is not None:
+                self.uploaded.append((type(message).__name__, memoryview(payload).nbytes))
             try:
                 payload = self._decode(message, payload)
             except PayloadError as error:
@@ -208,3 +212,17 @@ class MemorySyncer:
         """Copies of Θ by name."""
         with self._lock:
             return {n: p.detach().clone() for n, p in self.theta.root.named_parameters()}
+
+
+@contextmanager
+def memory_syncers(monkeypatch):
+    """A function that makes a syncer of a configuration; every strategy then reaches it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(config, **options):
+            running = MemorySyncer(config, **options)
+            dialer = "dd_lightning.learner.beginning.dialer"
+            monkeypatch.setattr(dialer, lambda *_, key: running.dial)
+            return stack.enter_context(running.running())
+
+        yield start

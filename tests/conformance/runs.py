@@ -1,0 +1,103 @@
+"""Runs the learners of one cell: with a live syncer, and plain beside it."""
+
+from __future__ import annotations
+
+import threading
+
+import lightning.pytorch as pl
+import torch
+
+from dd_lightning import DecoupledDiLoCoStrategy
+from dd_lightning.algorithm import canonical_name
+from dd_lightning.protocol.config import SyncerConfig
+from tests.conformance.feature import End, Run
+from tests.conformance.plain_diloco import OUTER, Meeting, PlainDiLoCo
+from tests.trainers import QUIET, StartTogether, run_threads
+
+ADDRESS = "tcp://127.0.0.1:1"  # stands for the syncer in memory
+LEARNERS = 2
+
+
+def config(feature, learners=LEARNERS):
+    """Everyone waits for the merge, so that a run is the same on any machine."""
+    algorithm = {
+        "preset": "diloco",
+        "fragments": feature.fragments,
+        "sync_every": feature.sync_every,
+        "outer": OUTER,
+    }
+    return SyncerConfig.load({"algorithm": algorithm, "learners": learners})
+
+
+def train(feature, module, learner, folder, strategy, callback):
+    """One learner's fit."""
+    folder.mkdir(parents=True)
+    given = {"max_epochs": feature.epochs, **feature.options(learner, folder)}
+    callbacks = [callback, *given.pop("callbacks", [])]
+    options = {**QUIET, "default_root_dir": folder, **given}
+    trainer = pl.Trainer(**options, strategy=strategy, callbacks=callbacks)
+    trainer.fit(feature.wrap(module), feature.data(learner, feature.batches))
+    parameters = {canonical_name(n): p.detach() for n, p in module.named_parameters()}
+    buffers = {canonical_name(n): b.detach() for n, b in module.named_buffers()}
+    return End(parameters, buffers, feature.observe(trainer, module, folder))
+
+
+def live(feature, inner, syncer, folder):
+    """Both learners with the syncer that `syncer` makes."""
+    running = syncer(config(feature))
+    barrier = threading.Barrier(LEARNERS)
+
+    def learner(index, module):
+        strategy = DecoupledDiLoCoStrategy(ADDRESS, learner=str(index), inner=inner, data="none")
+        where = folder / f"live{index}"
+        return train(feature, module, index, where, strategy, StartTogether(barrier))
+
+    ends = _side_by_side(feature, learner)
+    return Run(ends, running.events, running.theta.by_name, running.uploaded)
+
+
+def plain(feature, folder):
+    """(ends, Θ as far as it was merged at the last step, the reference callback of learner 0)."""
+    meeting = Meeting(LEARNERS, feature.sync_every, feature.fragments)
+    callbacks = [PlainDiLoCo(meeting, index) for index in range(LEARNERS)]
+
+    def learner(index, module):
+        where = folder / f"plain{index}"
+        return train(feature, module, index, where, "auto", callbacks[index])
+
+    ends, first = _side_by_side(feature, learner), callbacks[0]
+    theta = {name: first.theta[name] for part in first.fresh for name in first.parts[part]}
+    return ends, theta, first
+
+
+def _side_by_side(feature, learner):
+    ends: list[End] = [None] * LEARNERS
+    modules = [feature.module() for _ in range(LEARNERS)]
+
+    def keep(index):
+        ends[index] = learner(index, modules[index])
+
+    try:
+        run_threads(*(lambda index=index: keep(index) for index in range(LEARNERS)))
+    finally:
+        # bf16-true sets it around each step, for all threads: whoever is last puts back bfloat16
+        torch.set_default_dtype(torch.float32)
+    return tuple(ends)
+
+
+def assert_same(ours, theirs, what):
+    """Bit for bit; buffers (whose formula is another) to 1e-6."""
+    assert ours.weights.keys() == theirs.weights.keys()
+    for name, tensor in theirs.weights.items():
+        assert torch.equal(ours.weights[name], tensor), f"{what}: {name}"
+    assert ours.buffers.keys() == theirs.buffers.keys()
+    for name, tensor in theirs.buffers.items():
+        torch.testing.assert_close(ours.buffers[name], tensor, rtol=1e-6, atol=1e-6, msg=name)
+    assert ours.seen.keys() == theirs.seen.keys()
+    for name, value in theirs.seen.items():
+        same = (
+            torch.equal(ours.seen[name], value)
+            if torch.is_tensor(value)
+            else (ours.seen[name] == value)
+        )
+        assert same, f"{what}: {name} is {ours.seen[name]}, plain Lightning's is {value}"
