@@ -145,7 +145,10 @@ def test_the_first_contribution_after_an_outage_does_not_wait_for_tcp(tmp_path, 
             kernel = first_after(lambda: plain.answers, back)
         finally:
             syncer.kill()
-    print(f"outage {back - began:.1f} s; contributions {after} s after it, plain TCP {kernel} s ({timeout_s=})")
+    print(
+        f"outage {back - began:.1f} s; contributions {after} s after it, plain TCP {kernel} s "
+        f"({timeout_s=})"
+    )
     # Not with the plain connection's own answer: where the cut lost an answer and no request, its
     # far end sends again too, and either of the two may be about to when the link is back.
     assert max(after) < 0.6 * timeout_s
