@@ -164,20 +164,24 @@ class CommThread:
         try:
             channel = self._dial()
         except OSError as error:
-            if isinstance(error, TimeoutError):  # it has waited: the next try may be the one
-                self._dial_at_s = self.clock() + BACKOFF_S[0]
-            else:
-                self._back_off()
-            cause = f"{type(error).__name__}: {error}"
-            if isinstance(error, PermissionError):  # a key that the syncer does not let in
-                self._link.kept_out(cause, self.clock())
-            else:
-                self._link.connection_failed(cause, self.clock())
-            self._carry_out()
+            self._not_connected(error)
             return
         with self._channel_lock:
             self._channel = channel
         self._link.connected(self.clock())
+        self._carry_out()
+
+    def _not_connected(self, error: OSError) -> None:
+        """An attempt came to nothing: when the next one is made, and what the link makes of it."""
+        if isinstance(error, TimeoutError):  # it has waited: the next try may be the one
+            self._dial_at_s = self.clock() + BACKOFF_S[0]
+        else:
+            self._back_off()
+        cause = f"{type(error).__name__}: {error}"
+        if isinstance(error, PermissionError):  # a key that the syncer does not let in
+            self._link.kept_out(cause, self.clock())
+        else:
+            self._link.connection_failed(cause, self.clock())
         self._carry_out()
 
     def _take_in(self, event: Any) -> None:

@@ -39,6 +39,59 @@ class Dialled(Protocol):
     was_silent: bool
 
 
+class Attempts:
+    """What former attempts teach the next: its bounds, and the patience with a silent path."""
+
+    def __init__(self) -> None:
+        self.timeouts: Callable[[], Timeouts] = Timeouts
+        self._took_s = FIRST_S / TIMES_MEASURED  # the fastest handshake so far
+        self._unanswered = 0  # attempts in a row
+        self._last: Dialled | None = None
+        self._false_alarms = 0  # in a row: silences that were none
+
+    def patience_s(self) -> float:
+        """How long a channel may be silent. It doubles with each false alarm: a path that answers
+        the first attempt at once was only slow, and dropping it costs the upload under way."""
+        silence_s = self.timeouts().silence
+        return min(silence_s * 2**self._false_alarms, max(MOST_PATIENCE_S, silence_s))
+
+    @property
+    def is_generous(self) -> bool:
+        """Whether the next is as patient as the first, and looks anew."""
+        return self._unanswered % GENEROUS_EVERY == GENEROUS_EVERY - 1
+
+    def bounds(self, known: bool) -> Bounds:
+        """A SYN is sent again after a second, so no attempt waits longer for its connections. What
+        was accepted by a proxy or tunnel may still be a SYN beyond it: not much longer either.
+
+        Args:
+            known: it was there before.
+        """
+        if not known or self.is_generous:
+            return Bounds(FIRST_S, FIRST_S)
+        expected_s = max(TIMES_MEASURED * self._took_s, SHORTEST_S)
+        grown_s = max(expected_s, min(SHORTEST_S * 2 ** min(self._unanswered, 8), MOST_S))
+        return Bounds(min(grown_s, LONGEST_S), min(grown_s, FIRST_S))
+
+    def opened(self, took_s: float) -> None:
+        """A handshake took so long."""
+        self._took_s = min(self._took_s, took_s)
+
+    def succeeded(self, channel: Dialled) -> None:
+        """The attempt has made this channel."""
+        if self._last is not None and self._last.was_silent:
+            self._false_alarms += 1
+        self._unanswered = 0
+        self._last = channel
+
+    def failed(self, error: OSError) -> None:
+        """The attempt came to nothing: no answer (a TimeoutError), or one that it is not there."""
+        self._last = None
+        if isinstance(error, TimeoutError):
+            self._unanswered += 1
+            self._false_alarms = 0
+
+
 class Dialer:
     """Call it for a channel; it raises OSError where there is none, within the bounds.
 
@@ -54,44 +107,30 @@ class Dialer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._look_up, self._open_channel, self._clock = look_up, open_channel, clock
-        self._timeouts: Callable[[], Timeouts] = Timeouts
+        self._attempts = Attempts()
         self._known: Any = None  # the rendezvous of the last channel
-        self._took_s = FIRST_S / TIMES_MEASURED  # the fastest handshake so far
-        self._unanswered = 0  # attempts in a row
         self._listen_s = 0.0  # from the second time on
-        self._last: Dialled | None = None
-        self._false_alarms = 0  # in a row: silences that were none
 
     def follow(self, timeouts: Callable[[], Timeouts]) -> None:
         """Take timeouts from there: the run's are known from the first welcome on."""
-        self._timeouts = timeouts
+        self._attempts.timeouts = timeouts
 
     def patience_s(self) -> float:
-        """How long a channel may be silent. It doubles with each false alarm: a path that answers
-        the first attempt at once was only slow, and dropping it costs the upload under way."""
-        doubled = self._timeouts().silence * 2**self._false_alarms
-        return min(doubled, max(MOST_PATIENCE_S, self._timeouts().silence))
+        """How long a channel may be silent (`Attempts.patience_s`)."""
+        return self._attempts.patience_s()
 
     def __call__(self) -> Any:
         """One attempt. Raises OSError (a TimeoutError where nothing answered)."""
         try:
             channel = self._attempt()
-        except TimeoutError:
-            self._unanswered += 1
-            self._false_alarms = 0
-            self._last = None
+        except OSError as error:
+            self._attempts.failed(error)
             raise
-        except OSError:
-            self._last = None
-            raise
-        if self._last is not None and self._last.was_silent:
-            self._false_alarms += 1
-        self._unanswered = 0
-        self._last = channel
+        self._attempts.succeeded(channel)
         return channel
 
     def _attempt(self) -> Dialled:
-        if self._known is not None and not self._is_generous:
+        if self._known is not None and not self._attempts.is_generous:
             try:
                 return self._open(self._known)
             except (TimeoutError, PermissionError):
@@ -99,26 +138,14 @@ class Dialer:
             except OSError:
                 log.debug("nobody is where the syncer was; asking the rendezvous", exc_info=True)
         listen_s, self._listen_s = self._listen_s, LISTEN_S
-        found = self._look_up(self._timeouts().store, listen_s)
+        found = self._look_up(self._attempts.timeouts().store, listen_s)
         channel = self._open(found)
         self._known = found
         return channel
 
-    @property
-    def _is_generous(self) -> bool:
-        return self._unanswered % GENEROUS_EVERY == GENEROUS_EVERY - 1
-
     def _open(self, found: Any) -> Dialled:
         began_s = self._clock()
-        channel = self._open_channel(found, self.patience_s, self._bounds())
-        self._took_s = min(self._took_s, self._clock() - began_s)
+        bounds = self._attempts.bounds(known=self._known is not None)
+        channel = self._open_channel(found, self.patience_s, bounds)
+        self._attempts.opened(self._clock() - began_s)
         return channel
-
-    def _bounds(self) -> Bounds:
-        """A SYN is sent again after a second, so no attempt waits longer for its connections. What
-        was accepted by a proxy or tunnel may still be a SYN beyond it: not much longer either."""
-        if self._known is None or self._is_generous:
-            return Bounds(FIRST_S, FIRST_S)
-        expected_s = max(TIMES_MEASURED * self._took_s, SHORTEST_S)
-        grown_s = max(expected_s, min(SHORTEST_S * 2 ** min(self._unanswered, 8), MOST_S))
-        return Bounds(min(grown_s, LONGEST_S), min(grown_s, FIRST_S))

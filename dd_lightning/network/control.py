@@ -86,9 +86,13 @@ class PathFaults:
             return float("-inf")
         return min(self._throttles[direction].reserve(since, num_bytes), self._throttled_until)
 
+    def is_corrupt(self, now: float) -> bool:
+        """Whether `alter` changes what comes now."""
+        return now < self._corrupt_until and self._flips_left != 0
+
     def alter(self, data: bytes, now: float) -> bytes:
         """The bytes as they come through: one of them wrong while the path is corrupt."""
-        if not data or now >= self._corrupt_until or self._flips_left == 0:
+        if not data or not self.is_corrupt(now):
             return data
         if self._flips_left is not None:
             self._flips_left -= 1

@@ -48,6 +48,7 @@ class Flow:
 
     Args:
         hand_over: called when a chunk may have arrived; false: the receiver takes no more for now.
+        emptied: called when nothing waits any more.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Flow:
         "_waiting",
         "capacity",
         "chunk",
+        "emptied",
         "hand_over",
         "number",
         "path",
@@ -69,9 +71,11 @@ class Flow:
         capacity: int,
         chunk: int = MAX_CHUNK_BYTES,
         hand_over: Callable[[], bool] = lambda: True,
+        emptied: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = path
         self.hand_over = hand_over
+        self.emptied = emptied
         self.timed = False  # whether the pump has its next arrival on the clock
         self.capacity = capacity
         self.chunk = chunk
@@ -116,6 +120,18 @@ class Flow:
         self._held -= len(data)
         return data
 
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes that have not been put on the lane yet."""
+        return sum(len(data) for _, data in self._waiting)
+
+    def drop_waiting(self) -> int:
+        """Forget what has not been put on the lane yet; returns how many bytes that was."""
+        dropped = self.num_waiting_bytes
+        self._waiting.clear()
+        self._held -= dropped
+        return dropped
+
 
 class Lane:
     """The flows of a region in one direction; they take turns on the shared serializer."""
@@ -143,6 +159,8 @@ class Lane:
             if self._serializer.free_at > now + HORIZON_S:
                 break
             flow = self._turns.popleft()
+            if not flow.waiting:  # dropped meanwhile
+                continue
             if flow.path.ready_at > now + HORIZON_S:
                 self._turns.append(flow)
                 passed += 1

@@ -1,7 +1,11 @@
-"""Drives lanes and arrivals from an asyncio loop with one timer for all of them."""
+"""Drives lanes and arrivals with one timer for all of them, on a clock that is given.
 
-import asyncio
+The proxy gives it the loop of asyncio, the simulator virtual time (`simulate/flows.py`).
+"""
+
 import heapq
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from dd_lightning.network.lane import Flow, Lane
 from dd_lightning.network.link import Direction, LinkModel
@@ -9,15 +13,34 @@ from dd_lightning.network.link import Direction, LinkModel
 TICK_S = 0.001  # smallest step of the timer: what epoll can time, and few wake-ups on a busy core
 
 
-class Pump:
-    """Gives flows their turns on the lanes and hands chunks over when they arrive."""
+class Timer(Protocol):
+    """As asyncio's `TimerHandle`."""
 
-    def __init__(self, model: LinkModel, loop: asyncio.AbstractEventLoop) -> None:
+    def when(self) -> float: ...
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """What is needed of an asyncio loop."""
+
+    def time(self) -> float: ...
+    def call_at(self, when: float, callback: Callable[[], Any]) -> Timer: ...
+
+
+class Pump:
+    """Gives flows their turns on the lanes and hands chunks over when they arrive.
+
+    Args:
+        tick_s: smallest step of the timer; 0 where time is virtual.
+    """
+
+    def __init__(self, model: LinkModel, loop: Clock, tick_s: float = TICK_S) -> None:
         self._model = model
         self._loop = loop
+        self._tick_s = tick_s
         self._lanes: dict[tuple[str, Direction], Lane] = {}
         self._arrivals: list[tuple[float, int, Flow]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
     def now(self) -> float:
         """The loop's clock, s."""
@@ -54,6 +77,8 @@ class Pump:
     def _fill(self, lane: Lane, now: float) -> None:
         for flow in lane.pump(now):
             self._time(flow)
+            if not flow.waiting:
+                flow.emptied()
 
     def _time(self, flow: Flow) -> None:
         if not flow.timed and flow.next_arrival is not None:
@@ -79,9 +104,9 @@ class Pump:
             times.append(self._arrivals[0][0])
         if not times:
             return
-        when = max(min(times), self._loop.time() + TICK_S / 2)
+        when = max(min(times), self._loop.time() + self._tick_s / 2)
         if self._timer is not None:
-            if self._timer.when() <= when + TICK_S / 4:
+            if self._timer.when() <= when + self._tick_s / 4:
                 return
             self._timer.cancel()
         self._timer = self._loop.call_at(when, self._tick)

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dd_lightning.learner.comm import CommThread, Delivery
+from dd_lightning.learner.dialing import Attempts
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import TensorInfo
 from dd_lightning.simulate.actors import Actor
-from dd_lightning.simulate.channels import Session, VirtualLearnerChannel, VirtualNetwork
+from dd_lightning.simulate.channels import VirtualLearnerChannel
+from dd_lightning.simulate.network import VirtualNetwork
+from dd_lightning.simulate.sessions import Session
 
 
 class VirtualComm(CommThread):
@@ -31,8 +34,10 @@ class VirtualComm(CommThread):
     ) -> None:
         super().__init__(link, self._never, tensors, network.time.clock)
         self._network, self._time, self._actor, self._index = network, network.time, actor, index
+        self._attempts = Attempts()
+        self._attempts.timeouts = lambda: link.timeouts
         self._session: Session | None = None
-        self._dialling = self._over = self._is_waiting = False
+        self._dialling = self._over = self._is_waiting = self._waits_to_upload = False
         self._wake_at: float | None = None
 
     @staticmethod
@@ -76,7 +81,7 @@ class VirtualComm(CommThread):
         self._over = True
         self._close()
         if self._session is not None:
-            self._network.close_at_learner(self._session)
+            self._session.close_at_learner()
 
     # ------------------------------------------------------------------ events
 
@@ -86,7 +91,7 @@ class VirtualComm(CommThread):
         if self._channel is None and not self._dialling and not self._failed:
             if now >= self._dial_at_s:
                 self._dialling = True
-                self._network.dial(self._index, self._event, self._connected)
+                self._begin_to_dial()
             else:
                 self._come_back(self._dial_at_s)
         self._link.tick(now)
@@ -94,9 +99,33 @@ class VirtualComm(CommThread):
         self._upload()
         if (deadline := self._link.next_deadline()) is not None:
             self._come_back(deadline)
+        self._come_back_to_upload()
+
+    def _begin_to_dial(self) -> None:
+        """One attempt, as patient as the real dialer's."""
+        known, attempts = self._session is not None, self._attempts
+        self._network.dial(
+            self._index,
+            self._event,
+            self._connected,
+            attempts.bounds(known),
+            ask_s=None if known and not attempts.is_generous else attempts.timeouts().store,
+            patience_s=attempts.patience_s,
+        )
+
+    def _come_back_to_upload(self) -> None:
         channel = self._channel
-        if isinstance(channel, VirtualLearnerChannel) and channel.free_at > now:
-            self._come_back(channel.free_at)
+        if not isinstance(channel, VirtualLearnerChannel) or channel.can_upload():
+            return
+        if not self._waits_to_upload:
+            self._waits_to_upload = True
+            channel.when_free(self._may_upload)
+
+    def _may_upload(self) -> None:
+        self._waits_to_upload = False
+        if not self._over:
+            self._pump()
+            self._let_go_on()
 
     def _come_back(self, when: float) -> None:
         """At `when` at the latest; an earlier visit that is planned already will plan the next."""
@@ -112,18 +141,21 @@ class VirtualComm(CommThread):
         self._pump()
         self._let_go_on()
 
-    def _connected(self, session: Session | None) -> None:
+    def _connected(self, found: Session | OSError) -> None:
         self._dialling = False
         if self._over:
-            if session is not None:
-                self._network.close_at_learner(session)
+            if isinstance(found, Session):
+                found.close_at_learner()
             return
-        if session is None:
-            self._back_off()
-            self._link.connection_failed("nobody listens", self._time.now)
+        if isinstance(found, OSError):
+            self._attempts.failed(found)
+            self._not_connected(found)
         else:
-            self._session = session
-            self._channel = VirtualLearnerChannel(self._network, session)
+            self._session = found
+            self._channel = channel = VirtualLearnerChannel(found)
+            self._waits_to_upload = False
+            self._attempts.opened(found.handshake_s)
+            self._attempts.succeeded(channel)
             self._link.connected(self._time.now)
         self._carry_out()
         self._pump()

@@ -15,8 +15,8 @@ from dd_lightning.learner.comm import CommThread
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import TensorInfo
 from dd_lightning.simulate.actors import Actor
-from dd_lightning.simulate.channels import VirtualNetwork
 from dd_lightning.simulate.comm import VirtualComm
+from dd_lightning.simulate.network import VirtualNetwork
 
 LAST = "last.ckpt"
 ADDRESS = "tcp://127.0.0.1:1"  # nobody dials it: the channel is virtual

@@ -22,8 +22,8 @@ from dd_lightning.launch.roles import write_configs
 from dd_lightning.launch.run import Outcome
 from dd_lightning.launch.settings import Settings
 from dd_lightning.launch.view import View
-from dd_lightning.simulate.channels import VirtualNetwork
 from dd_lightning.simulate.learner import VirtualLearner
+from dd_lightning.simulate.network import VirtualNetwork
 from dd_lightning.simulate.random_state import RandomState
 from dd_lightning.simulate.step_time import StepTimes
 from dd_lightning.simulate.syncer import VirtualSyncer

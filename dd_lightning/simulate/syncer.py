@@ -15,7 +15,8 @@ from lightning.pytorch import Callback
 
 from dd_lightning.protocol.actions import Done
 from dd_lightning.simulate.actors import Actor
-from dd_lightning.simulate.channels import VirtualNetwork, VirtualSyncerChannel
+from dd_lightning.simulate.channels import VirtualSyncerChannel
+from dd_lightning.simulate.network import VirtualNetwork
 from dd_lightning.simulate.virtual_time import SYNCER_NEXT, VirtualTime
 from dd_lightning.syncer.checkpoint_io import AtomicCheckpointIO, InBackground, write_whole
 from dd_lightning.syncer.merger import Merged
