@@ -1,4 +1,8 @@
-"""`dd-lightning goodput`: how much of a fleet's time is training, at a failure rate and a size."""
+"""`dd-lightning goodput`: how much of a fleet's time is training, at a failure rate and a size.
+
+Nothing is trained: failures, returns and rounds of up to millions of chips are simulated. Without
+arguments it shows every size of the paper's table.
+"""
 
 from __future__ import annotations
 
@@ -9,65 +13,120 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dd_lightning.commands.goodput_tables import check_plot, plot, show, show_others, show_rounds
+from dd_lightning.commands.parsing import OneLineParser, integers
 from dd_lightning.simulate.failure_sources import FailureTrace
 from dd_lightning.simulate.fleet_parameters import FleetParameters
-from dd_lightning.simulate.goodput import FleetRow, simulate_fleet
-from dd_lightning.simulate.paper_table import (
-    CHIPS,
-    errors,
-    other_results,
-    paper_rows,
-    paper_value,
-)
+from dd_lightning.simulate.goodput import Fleet, simulate_fleet, simulate_fleet_in_rounds
+from dd_lightning.simulate.paper_table import CHIPS, other_results, paper_rows
 from dd_lightning.simulate.recovery_time import ExponentiatedWeibull
+from dd_lightning.simulate.scavenging import data_parallel_slowdown, read_capacity, wall_time
+from dd_lightning.simulate.waiting import RoundRules
+
+LEARNERS = (1, 2, 4, 8, 16)
+NOT_WITH_TABLE = ("trace", "learners", "chips", "quorum", "wait", "grace_s", "round_s", "speeds")
+ROUND_FLAGS = ("quorum", "grace_s", "round_s", "speeds")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Simulate and print; exit 0. Raises ValueError for a wrong setting."""
     arguments = _parser().parse_args(argv)
     parameters = _parameters(arguments)
-    trace = FailureTrace.read(arguments.trace) if arguments.trace else None
-    if arguments.table and trace:
-        raise ValueError("--trace has no effect with --table paper; leave one of them out.")
-    if arguments.table:
-        rows = paper_rows(parameters, arguments.seed)
-    else:
-        rows = _rows(arguments, parameters, trace)
+    scavenged = _scavenged(arguments.scavenge) if arguments.scavenge else {}
     if arguments.plot:
-        _plot(rows, arguments.plot)
+        check_plot(arguments.plot)
+    if arguments.table:
+        _refuse_beside_table(arguments)
+        fleets = [Fleet(row) for row in paper_rows(parameters, arguments.seed)]
+        found: dict[str, Any] = other_results(parameters, arguments.seed)
+    else:
+        fleets, found = _fleets(arguments, parameters), {}
+    rows = [fleet.row for fleet in fleets]
+    if arguments.plot:
+        plot(rows, arguments.plot)
     if arguments.json:
-        found: dict[str, Any] = {
+        played = [_played(fleet) for fleet in fleets if fleet.rounds is not None]
+        shown = {
             "rows": [asdict(row) for row in rows],
             "parameters": parameters.to_dict() | {"seed": arguments.seed},
         }
-        if arguments.table:
-            found |= other_results(parameters, arguments.seed)
-        print(json.dumps(found))
-    else:
-        _show(rows, bool(arguments.table))
-        if arguments.table:
-            _show_others(other_results(parameters, arguments.seed))
+        if scavenged:
+            found["scavenged"] = scavenged
+        print(json.dumps(shown | found | ({"rounds": played} if played else {})))
+        return 0
+    show(rows, bool(arguments.table))
+    show_rounds(fleets)
+    if arguments.table:
+        show_others(found)
+    if scavenged:
+        print(
+            f"wall time with temporary chips: decoupled {scavenged['decoupled']:.3f}, "
+            f"data-parallel {scavenged['data_parallel']:.3f} of that without"
+        )
     return 0
 
 
-def _rows(
-    arguments: argparse.Namespace, parameters: FleetParameters, trace: FailureTrace | None
-) -> list[FleetRow]:
-    rows = []
-    for learners in _integers("--learners", arguments.learners):
+def _scavenged(text: str) -> dict[str, float]:
+    capacity = read_capacity(text)
+    return {
+        "decoupled": wall_time(capacity),
+        "data_parallel": wall_time(capacity, data_parallel_slowdown),
+    }
+
+
+def _refuse_beside_table(arguments: argparse.Namespace) -> None:
+    given = [name for name in NOT_WITH_TABLE if getattr(arguments, name) is not None]
+    if given:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise ValueError(f"{flags}: no effect with --table paper; leave one of them out.")
+
+
+def _fleets(arguments: argparse.Namespace, parameters: FleetParameters) -> list[Fleet]:
+    trace = FailureTrace.read(arguments.trace) if arguments.trace else None
+    rules = _rules(arguments)
+    fleets = []
+    for learners in integers("--learners", arguments.learners or ",".join(map(str, LEARNERS))):
         for elastic in (False, True) if learners == 1 else (True,):
-            for chips in _integers("--chips", arguments.chips):
-                rows.append(
-                    simulate_fleet(learners, chips, elastic, parameters, arguments.seed, trace)
-                )
-    return rows
+            for chips in integers("--chips", arguments.chips or ",".join(map(str, CHIPS))):
+                size = (learners, chips, elastic, parameters)
+                if rules is None:
+                    fleets.append(Fleet(simulate_fleet(*size, arguments.seed, trace)))
+                else:
+                    fleets.append(simulate_fleet_in_rounds(*size, rules, arguments.seed, trace))
+    return fleets
 
 
-def _integers(name: str, text: str) -> list[int]:
-    try:
-        return [int(part.replace("_", "")) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}; allowed: integers, as 1,4,16.") from None
+def _rules(arguments: argparse.Namespace) -> RoundRules | None:
+    """None: no flag of the rounds was given, and they need not be played."""
+    given = {name: getattr(arguments, name) for name in (*ROUND_FLAGS, "wait")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    if given.get("wait", "never") == "never":
+        print("--wait never: nobody waits, so goodput is that without rounds; contributors follow "
+              "from the other flags", file=sys.stderr)  # fmt: skip
+    if "quorum" in given:
+        whole = given["quorum"] == "all"
+        given["quorum"] = None if whole else integers("--quorum", given["quorum"])[0]
+    if "speeds" in given:
+        try:
+            given["speeds"] = tuple(float(part) for part in given["speeds"].split(","))
+        except ValueError:
+            raise ValueError(
+                f"--speeds is {given['speeds']!r}; allowed: numbers, as 1,0.85."
+            ) from None
+    return RoundRules(**given)
+
+
+def _played(fleet: Fleet) -> dict[str, Any]:
+    assert fleet.rounds is not None  # asked for by the caller
+    return {
+        "learners": fleet.row.learners,
+        "elastic": fleet.row.elastic,
+        "chips": fleet.row.chips,
+        "rounds": fleet.rounds.rounds,
+        "contributors": fleet.rounds.contributors,
+    }
 
 
 def _parameters(arguments: argparse.Namespace) -> FleetParameters:
@@ -77,83 +136,60 @@ def _parameters(arguments: argparse.Namespace) -> FleetParameters:
         downscale_s=arguments.downscale_s,
         upscale_s=arguments.upscale_s,
         upscale_batch_s=arguments.upscale_batch_s,
+        step_s=arguments.step_s,
         recovery=ExponentiatedWeibull(
             arguments.recovery_s, arguments.recovery_a, arguments.recovery_c
         ),
+        speed_jitter=arguments.speed_jitter,
         days=arguments.days,
     )
 
 
-def _show(rows: list[FleetRow], with_paper: bool) -> None:
-    chips = sorted({row.chips for row in rows})
-    print(
-        "goodput in % (uptime in %" + ("; the paper's goodput after |" if with_paper else "") + ")"
-    )
-    print("learners".ljust(24) + "".join(f"{count:>20,}" for count in chips))
-    for key in dict.fromkeys((row.learners, row.elastic) for row in rows):
-        name = str(key[0]) + ("" if key[0] > 1 else ", elastic" if key[1] else ", no elasticity")
-        cells = {row.chips: row for row in rows if (row.learners, row.elastic) == key}
-        print(name.ljust(24) + "".join(_cell(cells[count], with_paper) for count in chips))
-    if with_paper:
-        mean, largest = errors(rows)
-        print(f"difference to the paper: mean {mean:.2f} points, largest {largest:.2f}")
-
-
-def _cell(row: FleetRow, with_paper: bool) -> str:
-    text = f"{row.goodput:.1f} ({row.uptime:.1f})"
-    return (f"{text} | {paper_value(row)}" if with_paper else text).rjust(20)
-
-
-def _show_others(found: dict[str, Any]) -> None:
-    print("\nfour learners, and four 18% slower with 10% jitter: goodput in %")
-    for name, value in found["heterogeneous"].items():
-        if name != "paper":
-            print(f"  {name:<20} {value:.1f} (paper: {found['heterogeneous']['paper'][name[:3]]})")
-    print("\ntemporary chips from the middle of the run on: wall time without waiting for them")
-    for extra, row in found["scavenging"].items():
-        print(f"  +{100 * float(extra):.0f}%".ljust(22) + f"{row['decoupled']:.2f} (paper: "
-              f"{row['paper']:.2f})")  # fmt: skip
-
-
-def _plot(rows: list[FleetRow], path: Path) -> None:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise ValueError(
-            "--plot needs matplotlib; install it with `pip install 'dd-lightning[kit]'`."
-        ) from None
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for learners, elastic in dict.fromkeys((row.learners, row.elastic) for row in rows):
-        own = [row for row in rows if (row.learners, row.elastic) == (learners, elastic)]
-        name = f"{learners} learner" + ("s" if learners > 1 else "" if elastic else ", rigid")
-        axes.plot([row.chips for row in own], [row.goodput for row in own], "o-", label=name)
-    axes.set(xscale="log", xlabel="chips", ylabel="goodput, %", ylim=(0, 101))
-    axes.legend()
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    plt.close(figure)
-    print(f"figure: {path}", file=sys.stderr)
-
-
 def _parser() -> argparse.ArgumentParser:
-    default = FleetParameters()
-    parser = argparse.ArgumentParser(prog="dd-lightning goodput", description=__doc__)
+    default, rules = FleetParameters(), RoundRules()
+    about = " (default: %(default)s)"
+    parser = OneLineParser(
+        prog="dd-lightning goodput",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
-    add("--table", choices=["paper"], help="the paper's table beside ours, all sizes")
-    add("--learners", default="1,2,4,8,16", help="M, comma-separated; 1 gives both rows")
-    add("--chips", default=",".join(map(str, CHIPS)), help="of the whole fleet, comma-separated")
-    add("--mtbi-years", type=float, default=default.mtbi_years, help="between failures of a chip")
-    add("--slice-chips", type=int, default=default.slice_chips, help="chips that fail together")
-    add("--downscale-s", type=float, default=default.downscale_s, help="dead time of a failure")
-    add("--upscale-s", type=float, default=default.upscale_s, help="dead time of a return")
+    add("--table", choices=["paper"], help="the paper's table beside ours, all sizes, and its "
+        "heterogeneous and scavenging results")  # fmt: skip
+    add("--learners", metavar="M,...", help="1 gives both rows; default: 1,2,4,8,16")
+    add("--chips", metavar="N,...", help="of the whole fleet; default: 150k to 2.4M")
+    add("--days", type=float, default=default.days, help="simulated" + about)
+    add("--seed", type=int, default=1, help="of the failures" + about)
+    failures = parser.add_argument_group("failures")
+    add = failures.add_argument
+    add("--mtbi-years", type=float, default=default.mtbi_years,
+        help="mean time between interruptions of a chip" + about)  # fmt: skip
+    add("--trace", type=Path, metavar="CSV",
+        help="time,component,seconds_down instead of random failures")  # fmt: skip
+    add("--slice-chips", type=int, default=default.slice_chips,
+        help="chips that fail together" + about)  # fmt: skip
+    add("--downscale-s", type=float, default=default.downscale_s,
+        help="dead time of a failure" + about)  # fmt: skip
+    add("--upscale-s", type=float, default=default.upscale_s, help="dead time of a return" + about)
     add("--upscale-batch-s", type=float, default=default.upscale_batch_s,
-        help="returned slices wait so long for others")  # fmt: skip
+        help="returned slices wait so long for others" + about)  # fmt: skip
+    add("--step-s", type=float, default=default.step_s,
+        help="of a step: a failure loses the one in progress" + about)  # fmt: skip
     add("--recovery-s", type=float, default=default.recovery.mean_s,
-        help="mean time until a failed slice is back")  # fmt: skip
-    add("--recovery-a", type=float, default=default.recovery.a, help="exponent of its distribution")
-    add("--recovery-c", type=float, default=default.recovery.c, help="shape of its distribution")
-    add("--days", type=float, default=default.days, help="simulated")
-    add("--trace", type=Path, help="CSV time,component,seconds_down instead of random failures")
-    add("--seed", type=int, default=1)
-    add("--plot", type=Path, help="write a figure to this file")
-    add("--json", action="store_true")
+        help="mean time until a failed slice is back, exponentiated Weibull" + about)  # fmt: skip
+    add("--recovery-a", type=float, default=default.recovery.a, help="its exponent" + about)
+    add("--recovery-c", type=float, default=default.recovery.c, help="its shape" + about)
+    add = parser.add_argument_group("rounds (played where one of these is given)").add_argument
+    add("--wait", choices=["never", "overlap"], help=f"for rounds; default: {rules.wait}")
+    add("--quorum", metavar="K|all", help=f"that closes a round; default: {rules.quorum}")
+    add("--grace-s", type=float, help=f"for those after the quorum; default: {rules.grace_s:g}")
+    add("--round-s", type=float, help=f"work of a round; default: {rules.round_s:g}")
+    add("--speeds", metavar="V,...", help="relative, learner k takes entry k; default: 1")
+    add("--speed-jitter", type=float, default=default.speed_jitter,
+        help="standard deviation of a round's work, as a share" + about)  # fmt: skip
+    add = parser.add_argument_group("output").add_argument
+    add("--scavenge", metavar="T:X,...", help="wall time with X times the chips on top from T on "
+        "(share of the run without), as 0.5:1,0.8:0")  # fmt: skip
+    add("--plot", type=Path, metavar="FILE", help="write a figure: .png, .pdf or .svg")
+    add("--json", action="store_true", help="print one JSON object")
     return parser

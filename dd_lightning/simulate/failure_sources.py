@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from dd_lightning.simulate.fleet_parameters import FleetParameters
-from dd_lightning.simulate.recovery_time import exponential_gaps
+from dd_lightning.simulate.recovery_time import DRAWN, exponential_gaps
 
 COLUMNS = ("time", "component", "seconds_down")
 
-Failure = tuple[float, float]
-"""(when, seconds until the slice is back)."""
+Failure = tuple[float, float, float]
+"""(when, seconds until the slice is back, where: a place in the learner from 0 to 1).
+
+It strikes nothing if its place is among the slices that are away; 1 always strikes.
+"""
 
 
 def poisson(
@@ -24,10 +27,16 @@ def poisson(
     """Interruptions of `chips` chips, without end."""
     gaps = exponential_gaps(chips * parameters.failures_per_chip_s, rng)
     recoveries = parameters.recovery.draws(rng)
+    places = _places(np.random.default_rng(rng.integers(2**63)))
     now = 0.0
     for gap, recovery in zip(gaps, recoveries, strict=False):
         now += gap
-        yield now, recovery
+        yield now, recovery, next(places)
+
+
+def _places(rng: np.random.Generator) -> Iterator[float]:
+    while True:
+        yield from rng.random(DRAWN).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class FailureTrace:
         start = 0.0
         while mine:
             for time, down in mine:
-                yield start + time, down
+                yield start + time, down, 1.0
             start += self.seconds
 
 

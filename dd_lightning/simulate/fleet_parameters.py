@@ -23,6 +23,8 @@ class FleetParameters:
             are absorbed: they cost no dead time of their own.
         upscale_s: dead time in which returned slices join again.
         upscale_batch_s: returned slices wait so long for others to join together with them.
+        step_s: of a learner; a failure loses the step in progress, which lowers goodput and not
+            uptime: its chips computed.
         recovery: of a failed slice. A learner without elasticity waits for it.
         speed_jitter: standard deviation of a learner's speed from round to round, as a share.
         days: simulated.
@@ -33,18 +35,19 @@ class FleetParameters:
 
     mtbi_years: float = 1.0
     slice_chips: int = 64
-    downscale_s: float = 16.0
-    upscale_s: float = 14.0
-    upscale_batch_s: float = 120.0
-    recovery: ExponentiatedWeibull = field(default_factory=lambda: ExponentiatedWeibull(46.0))
+    downscale_s: float = 10.0
+    upscale_s: float = 24.0
+    upscale_batch_s: float = 150.0
+    step_s: float = 5.0
+    recovery: ExponentiatedWeibull = field(default_factory=lambda: ExponentiatedWeibull(33.0))
     speed_jitter: float = 0.1
-    days: float = 3.0
+    days: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("mtbi_years", "days", "slice_chips"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: above 0.")
-        for name in ("downscale_s", "upscale_s", "upscale_batch_s", "speed_jitter"):
+        for name in ("downscale_s", "upscale_s", "upscale_batch_s", "step_s", "speed_jitter"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: 0 or more.")
 
@@ -57,6 +60,10 @@ class FleetParameters:
     def seconds(self) -> float:
         """Length of the simulation."""
         return self.days * DAY_S
+
+    def in_progress_s(self, computed_s: float) -> float:
+        """What of `computed_s` since the last dead time belongs to an unfinished step."""
+        return computed_s % self.step_s if self.step_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--json`."""

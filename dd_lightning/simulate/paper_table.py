@@ -6,7 +6,8 @@ from typing import Any
 
 from dd_lightning.simulate.fleet_parameters import FleetParameters
 from dd_lightning.simulate.goodput import FleetRow, simulate_fleet
-from dd_lightning.simulate.waiting import goodput_of_quorum, scavenged_time
+from dd_lightning.simulate.scavenging import data_parallel_slowdown, wall_time
+from dd_lightning.simulate.waiting import RoundRules, simulate_rounds
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 
@@ -20,9 +21,18 @@ PAPER: dict[tuple[int, bool], tuple[int, ...]] = {
 }
 """Goodput in percent by (learners, elastic) and `CHIPS` (arXiv 2604.21428)."""
 
-HETEROGENEOUS = (1.0,) * 4 + (1.18,) * 4  # seconds per round: four learners 18% slower
-EXTRA_CHIPS = (0.0, 0.25, 0.5, 1.0, 3.0)
-SCAVENGING = {0.0: 1.00, 0.25: 0.90, 0.5: 0.83, 1.0: 0.75, 3.0: 0.62}
+HETEROGENEOUS = (1.0,) * 4 + (1 / 1.18,) * 4  # relative speeds: four learners 18% slower
+ROUND_GRACE = 0.5  # of a round
+HETEROGENEOUS_ROUNDS = 5_000
+SCAVENGED_FROM = 0.5  # of the run without temporary chips
+SCAVENGING = {
+    0.0: (1.00, 1.00),
+    0.25: (0.90, 1.07),
+    0.5: (0.83, 1.09),
+    1.0: (0.75, 1.02),
+    3.0: (0.62, 0.80),
+}
+"""Wall time (decoupled, data-parallel) by temporary chips, relative to the run without them."""
 
 
 def paper_rows(parameters: FleetParameters, seed: int) -> list[FleetRow]:
@@ -47,15 +57,37 @@ def errors(rows: list[FleetRow]) -> tuple[float, float]:
 
 def other_results(parameters: FleetParameters, seed: int) -> dict[str, Any]:
     """Heterogeneous goodput (percent, by quorum) and scavenging (relative wall time)."""
-    jitter = parameters.speed_jitter
     return {
-        "heterogeneous": {
-            "K=8, wait: overlap": 100 * goodput_of_quorum(HETEROGENEOUS, 8, jitter, seed),
-            "K=1, wait: never": 100 * goodput_of_quorum(HETEROGENEOUS, 1, jitter, seed, False),
-            "paper": {"K=8": 84, "K=1": 100},
-        },
-        "scavenging": {
-            f"{extra:g}": {"decoupled": scavenged_time(extra), "paper": SCAVENGING[extra]}
-            for extra in EXTRA_CHIPS
-        },
+        "heterogeneous": heterogeneous(parameters.speed_jitter, seed),
+        "scavenging": {f"{extra:g}": _scavenged(extra) for extra in SCAVENGING},
+    }
+
+
+def heterogeneous(jitter: float, seed: int) -> dict[str, dict[str, float]]:
+    """Four learners and four 18% slower: goodput and contributors by quorum and grace."""
+    learners = len(HETEROGENEOUS)
+    cases = {
+        "K=8, wait: overlap": (RoundRules(None, "overlap", 0.0, 1.0, HETEROGENEOUS), 84),
+        "K=1, wait: never": (RoundRules(1, "never", 0.0, 1.0, HETEROGENEOUS), 100),
+        "K=1, grace, wait: never": (RoundRules(1, "never", ROUND_GRACE, 1.0, HETEROGENEOUS), 100),
+    }
+    found = {}
+    for name, (rules, paper) in cases.items():
+        rounds = simulate_rounds([()] * learners, rules, jitter, HETEROGENEOUS_ROUNDS, seed)
+        found[name] = {
+            "goodput": 100 * sum(rounds.stepping) / learners,
+            "contributors": rounds.contributors,
+            "paper": paper,
+        }
+    return found
+
+
+def _scavenged(extra: float) -> dict[str, float]:
+    capacity = [(SCAVENGED_FROM, extra)]
+    decoupled, data_parallel = SCAVENGING[extra]
+    return {
+        "decoupled": wall_time(capacity),
+        "paper": decoupled,
+        "data_parallel": wall_time(capacity, data_parallel_slowdown),
+        "paper_data_parallel": data_parallel,
     }
