@@ -14,9 +14,11 @@ import msgspec
 
 from dd_lightning.learner.data_position import can_skip
 from dd_lightning.learner.dialing import Bounds, Dialer
+from dd_lightning.learner.group_session import FollowingSession, LeadingSession
+from dd_lightning.learner.group_values import GroupValues
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.snapshots import ModelValues
-from dd_lightning.learner.surroundings import Sockets
+from dd_lightning.learner.surroundings import Sockets, Surroundings
 from dd_lightning.protocol.cut_record import held_in
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import Join, TensorInfo
@@ -37,7 +39,7 @@ def open_session(
     restored: Mapping[str, Any] | None,
     *,
     wants_state: bool,
-) -> LearnerSession:
+) -> LearnerSession | FollowingSession:
     """Join the run; returns once admitted.
 
     Args:
@@ -48,21 +50,17 @@ def open_session(
     """
     module = strategy.lightning_module
     assert module is not None  # connected before any hook
-    values = ModelValues(module)
-    identity = strategy.identity
+    group, identity = strategy.group, strategy.identity
+    values = ModelValues(module) if group is None else GroupValues(module, group)
     around = strategy.surroundings or Sockets(partial(dialer, identity.syncer, key=identity.key))
-    join = _join(strategy, trainer, values, restored, around.incarnation())
-    join = msgspec.structs.replace(join, wants_state=wants_state)
-    link = LearnerLink(
-        join,
-        now=around.now(),
-        address=identity.syncer,
-        connect_timeout_s=strategy.connect_timeout_s,
-        via=identity.via,
-    )
-    comm = around.comm(link, values.infos)
-    part = restored["cut"] if restored is not None and join.cut else None
-    session = LearnerSession(join, link, comm, values, lambda: trainer.received_sigterm, part)
+    session: LearnerSession | FollowingSession
+    if group is None or group.leads:
+        join = _join(strategy, trainer, values, restored, around.incarnation())
+        join = msgspec.structs.replace(join, wants_state=wants_state)
+        session = _session(strategy, trainer, join, values, around, restored)
+    else:
+        position = int(restored["data_position"]) if restored else 0
+        session = FollowingSession(values, group, around.now, position)
     try:
         session.open()
     except BaseException as error:
@@ -74,6 +72,30 @@ def open_session(
             ) from error
         raise
     return session
+
+
+def _session(
+    strategy: DecoupledDiLoCoStrategy,
+    trainer: Any,
+    join: Join,
+    values: ModelValues,
+    around: Surroundings,
+    restored: Mapping[str, Any] | None,
+) -> LearnerSession:
+    """Of the only process, or of rank 0; not opened."""
+    link = LearnerLink(
+        join,
+        now=around.now(),
+        address=strategy.identity.syncer,
+        connect_timeout_s=strategy.connect_timeout_s,
+        via=strategy.identity.via,
+    )
+    comm = around.comm(link, values.infos)
+    part = restored["cut"] if restored is not None and join.cut else None
+    group = strategy.group
+    if group is None:
+        return LearnerSession(join, link, comm, values, lambda: trainer.received_sigterm, part)
+    return LeadingSession(join, link, comm, values, lambda: group.stop.told, part, group=group)
 
 
 def _join(

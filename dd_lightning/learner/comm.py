@@ -112,6 +112,11 @@ class CommThread:
             return None
 
     @property
+    def has_news(self) -> bool:
+        """Whether `next(0.0)` would return a delivery or raise."""
+        return bool(self._failed) or self._error is not None or not self.inbox.empty()
+
+    @property
     def wants_deltas(self) -> bool:
         """Whether the run's codec encodes deltas; known from the first welcome on."""
         return self._coder is not None and self._coder.wants_deltas

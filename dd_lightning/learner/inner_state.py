@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dd_lightning.algorithm import canonical_name
+from dd_lightning.learner.sharded import is_sharded
 from dd_lightning.protocol.transfer import MOST_ENTRIES, SIZES, Entry, TransferError
 
 _SHAPING = ("amsgrad", "centered", "nesterov")  # options that decide which entries there are
@@ -39,6 +40,8 @@ class InnerState:
                     if parameter not in names:
                         self.why_not = "an optimizer has a parameter that the module does not name"
                         continue
+                    if is_sharded(parameter):
+                        self.why_not = "it lies in shards on this learner's ranks"
                     self._parameters[index, names[parameter]] = (parameter, group)
 
     @property

@@ -46,12 +46,14 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
-def take_out(checkpoint: dict[str, Any], learner: str) -> Mapping[str, Any] | None:
+def take_out(checkpoint: dict[str, Any], learner: str, rank: int = 0) -> Mapping[str, Any] | None:
     """Our state of a file that was just read, None in a file of plain Lightning's; raises as
-    `check_state`."""
+    `check_state`. The random states in it are rank 0's: on another they would draw its masks."""
     state = checkpoint.pop(CHECKPOINT_KEY, None)
     if state is not None:
         check_state(state, learner)
+        if rank:
+            state.pop("rng", None)
     return state
 
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dd_lightning.algorithm import average_rule_names, canonical_name, dtype_name
+from dd_lightning.learner.sharded import is_sharded
 from dd_lightning.protocol.messages import TensorInfo
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class ModelValues:
-    """`Values` of the ledger for a module that lies whole on one device.
+    """`Values` of the ledger for a module of one process (of a group: `group_values.py`).
 
     Trainable parameters, tied ones once under their first name; persistent finite float buffers,
     which are read only once they differ from what they were when this was made.
@@ -161,6 +162,8 @@ class ModelValues:
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
     """Equal for two parameters that are one tensor in memory."""
+    if is_sharded(tensor):
+        return (id(tensor),)
     return (
         tensor.untyped_storage()._cdata,
         tensor.storage_offset(),

@@ -5,13 +5,11 @@ Only hooks are here; what happens in them is `session.py`'s.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
@@ -20,10 +18,13 @@ from dd_lightning.learner import data_position, folders, own_checkpoint, schedul
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
 from dd_lightning.learner.cut import TakeCuts
+from dd_lightning.learner.group import Group
+from dd_lightning.learner.group_session import FollowingSession
+from dd_lightning.learner.group_stop import SharedStop
+from dd_lightning.learner.inner import inner_strategy
 from dd_lightning.learner.inner_state import InnerState
-from dd_lightning.learner.sampler import check_mode, sampler_kwargs
+from dd_lightning.learner.sampler import check_mode
 from dd_lightning.learner.session import LearnerSession
-from dd_lightning.learner.single import inner_class
 from dd_lightning.learner.step_counter import StepCounter
 from dd_lightning.learner.surroundings import Surroundings
 from dd_lightning.learner.tokens import TokenCounter
@@ -39,8 +40,10 @@ class DecoupledDiLoCoStrategy(Strategy):
     Args:
         syncer: address, "tcp://HOST:PORT"; default: DD_SYNCER.
         learner: id in the run, the same after a restart; default: DD_LEARNER, else the host name.
-        inner: "auto", "ddp" or "single_device", or a strategy object of these classes whose
-            options are kept. "auto" takes the Trainer's one device.
+        inner: "auto", "ddp", "ddp_spawn", "fsdp2", "single_device", or a strategy object (DDP,
+            ModelParallel, SingleDevice) whose options are kept. "auto" is DDP over the Trainer's
+            devices, and without a process group where that is one. Rank 0 alone talks to the
+            syncer; a rank that is lost ends this learner, never another.
         key: path of this learner's key file (`dd-lightning keys new`); default: DD_KEY. With it the
             channel is encrypted, and only the syncer whose key the file holds is talked to.
         tokens: tokens of a batch, where the module has no `count_tokens(batch)`; default: the
@@ -55,7 +58,7 @@ class DecoupledDiLoCoStrategy(Strategy):
             hyperparameters), so only files you trust. Default: what Lightning was told.
 
     Raises:
-        ValueError: an argument that is not allowed, or more than one process in this learner.
+        ValueError: an argument that is not allowed.
     """
 
     surroundings: Surroundings | None = None  # None: real clock and sockets
@@ -64,13 +67,13 @@ class DecoupledDiLoCoStrategy(Strategy):
         cls, syncer: str | None = None, learner: Any = None, inner: Any = "auto", **_: Any
     ) -> DecoupledDiLoCoStrategy:
         if cls is not DecoupledDiLoCoStrategy:
-            return object.__new__(cls)  # unpickling, or a class below used directly
-        base = inner_class(inner)
-        strategy = object.__new__(_CLASSES[base])
-        if isinstance(inner, Strategy):
-            strategy.__dict__.update(vars(inner))  # every option of the user's strategy
-        else:
-            base.__init__(strategy)
+            return object.__new__(cls)  # unpickling, or a derived class used directly
+        # imported here: its classes derive from this one
+        from dd_lightning.learner.inner_strategies import class_over
+
+        base = inner_strategy(inner)
+        strategy = object.__new__(class_over(type(base)))
+        strategy.__dict__.update(vars(base))  # every option of the user's strategy
         strategy._has_inner = True
         return strategy
 
@@ -100,7 +103,8 @@ class DecoupledDiLoCoStrategy(Strategy):
         self.tokens, self.connect_timeout_s = tokens, float(seconds)
         self.takeover, self.data_slot = takeover, data_slot
         self.ckpt_weights_only = ckpt_weights_only
-        self._session: LearnerSession | None = None
+        self.group: Group | None = None  # of more than one process
+        self._session: LearnerSession | FollowingSession | None = None
         self._restored: Mapping[str, Any] | None = None
         self._without_folder: list[Any] = []  # checkpoint callbacks that were given none
         self._has_file = False  # a checkpoint was loaded, ours or plain Lightning's
@@ -145,6 +149,8 @@ class DecoupledDiLoCoStrategy(Strategy):
         super().model_to_device()
         trainer = self._trainer
         if trainer.state.fn == TrainerFn.FITTING:
+            if self._is_group:
+                self.group = Group(getattr(self, "_timeout", None), SharedStop(trainer))
             folders.claim(trainer, self.identity.learner, self._without_folder)
             self._session = open_session(
                 self, trainer, self._restored, wants_state=not self._has_file
@@ -159,6 +165,8 @@ class DecoupledDiLoCoStrategy(Strategy):
     def on_train_start(self) -> None:
         super().on_train_start()
         trainer, session, restored = self._trainer, self._joined, self._restored
+        if self.group is not None:
+            self.group.stop.listen()
         self._counter = StepCounter(
             TokenCounter(self.lightning_module, self.tokens),
             self.optimizers,
@@ -217,7 +225,8 @@ class DecoupledDiLoCoStrategy(Strategy):
         session, counter = self._joined, self._counter
         assert counter is not None  # made in on_train_start
         if counter.has_stepped():
-            session.step(*counter.take())
+            tokens, loss = counter.take()
+            session.step(tokens if self._counts_tokens else 0, loss)
         else:
             session.poll()
         if session.reset_inner:
@@ -279,7 +288,7 @@ class DecoupledDiLoCoStrategy(Strategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        if self._session is not None:
+        if isinstance(self._session, LearnerSession):  # rank 0's is written
             state = self._session.state()
             if self._counter is not None and self._counter.step_is_open:
                 state["step"] += 1  # manual optimization: its boundary comes with the next batch
@@ -297,7 +306,9 @@ class DecoupledDiLoCoStrategy(Strategy):
             weights_only = self.ckpt_weights_only
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
         self._has_file = True
-        self._restored = own_checkpoint.take_out(checkpoint, self.identity.learner)
+        self._restored = own_checkpoint.take_out(
+            checkpoint, self.identity.learner, self.global_rank
+        )
         self._data_restored = type(self._trainer.datamodule).__qualname__ in checkpoint
         return checkpoint
 
@@ -311,7 +322,7 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and sockets."""
-        return {**self.__dict__, "_session": None, "_counter": None, "_cuts": None}
+        return {**self.__dict__, "_session": None, "_counter": None, "_cuts": None, "group": None}
 
     @property
     def _trainer(self) -> Any:
@@ -319,82 +330,24 @@ class DecoupledDiLoCoStrategy(Strategy):
         return self.lightning_module.trainer
 
     @property
+    def _is_group(self) -> bool:
+        """Whether this learner has a process group."""
+        return False
+
+    @property
+    def _counts_tokens(self) -> bool:
+        """Whether this rank's batches are not another rank's too."""
+        return True
+
+    @property
     def _automatic(self) -> bool:
         return bool(self.lightning_module and self.lightning_module.automatic_optimization)
 
     @property
-    def _joined(self) -> LearnerSession:
+    def _joined(self) -> LearnerSession | FollowingSession:
         assert self._session is not None  # joined in model_to_device, left in on_train_end
         return self._session
 
     @property
     def _is_training(self) -> bool:
         return self._session is not None and not self._trainer.sanity_checking
-
-
-class OneProcessStrategy(DecoupledDiLoCoStrategy, DDPStrategy):
-    """`inner="auto"` or "ddp": DDP's class without a process group, since there is one process.
-
-    Raises:
-        ValueError: the Trainer has more than one device or node (from its constructor).
-    """
-
-    @property
-    def inner_name(self) -> str:
-        return SingleDeviceStrategy.__name__  # what DDP without a group amounts to
-
-    def _configure_launcher(self) -> None:
-        world = self.num_nodes * self.num_processes
-        if world != 1:
-            raise ValueError(
-                f"this learner has {world} processes (devices × num_nodes); allowed: 1. Learners "
-                "that are groups (ddp, fsdp, fsdp2) come in a later version: use devices=1, and "
-                "start one learner per device."
-            )
-        self._launcher = None
-
-    def setup_distributed(self) -> None:
-        self.set_world_ranks()  # no process group, and no reset of the seed: as on a single device
-
-    def setup(self, trainer: Any) -> None:
-        Strategy.setup(self, trainer)
-
-    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        inner = super().distributed_sampler_kwargs
-        welcome = None if self._session is None else self._session.welcome
-        if welcome is None:
-            return inner
-        return sampler_kwargs(
-            inner,
-            self.data,
-            training=self._trainer.training,
-            slot=welcome.data_slot,
-            slots=welcome.num_data_slots,
-            seed=self._session.config.seed,
-        )
-
-    def _leave_sampler_alone(self, trainer: Any) -> None:
-        trainer._accelerator_connector.use_distributed_sampler = False
-
-
-class OneDeviceStrategy(DecoupledDiLoCoStrategy, SingleDeviceStrategy):
-    """`inner="single_device"`: the sampler is never Lightning's, so `data` has no effect."""
-
-    def model_to_device(self) -> None:
-        super().model_to_device()
-        if self.data == "shard" and self._session is not None and not self._session.is_alone:
-            warnings.warn(
-                'data="shard" has no effect under inner="single_device", where Lightning replaces '
-                'no sampler: use inner="auto", or give each learner its own part of the data.',
-                stacklevel=2,
-            )
-
-
-_CLASSES: dict[type[Strategy], type[DecoupledDiLoCoStrategy]] = {
-    DDPStrategy: OneProcessStrategy,
-    SingleDeviceStrategy: OneDeviceStrategy,
-}

@@ -162,6 +162,13 @@ class LearnerLedger:
         """Whether Θ is waited for, to be taken as it is."""
         return any(state.reload for state in self._fragments)
 
+    @property
+    def has_something_due(self) -> bool:
+        """Whether a boundary may change or read values although nothing new has been heard."""
+        return self.wait == "overlap" or any(
+            state.arrived is not None or state.asked is not None for state in self._fragments
+        )
+
     def held(self, data_position: int = 0) -> Held:
         """What a join states; of one that is reloading, nothing it could build on."""
         keeps = self.loaded and not any(state.reload for state in self._fragments)

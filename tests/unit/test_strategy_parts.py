@@ -9,6 +9,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies.launchers import (
+    _MultiProcessingLauncher,
+    _SubprocessScriptLauncher,
+)
 from torch import nn
 
 from dd_lightning import DecoupledDiLoCoStrategy
@@ -362,8 +366,8 @@ def test_a_wrong_address_is_refused(address):
         ({"key": "/nonexistent"}, "the file /nonexistent cannot be read"),
         ({"learner": ""}, "1 to 200 printable"),
         ({"learner": "a\nb"}, "1 to 200 printable"),
-        ({"inner": "fsdp"}, "later version"),
-        ({"inner": FSDPStrategy}, "later version"),
+        ({"inner": "zero"}, "fsdp2 | single_device"),
+        ({"inner": FSDPStrategy}, "inner is "),
     ],
 )
 def test_wrong_options_are_refused(options, said):
@@ -371,9 +375,17 @@ def test_wrong_options_are_refused(options, said):
         DecoupledDiLoCoStrategy(ADDRESS, **options)
 
 
-def test_more_than_one_process_is_refused_before_anything_starts():
-    with pytest.raises(ValueError, match="2 processes"):
-        pl.Trainer(strategy=DecoupledDiLoCoStrategy(ADDRESS), accelerator="cpu", devices=2)
+def test_more_than_one_device_is_ddp_with_the_options_given():
+    options = {"find_unused_parameters": True, "start_method": "spawn"}
+    for inner, launcher in (
+        ("auto", _SubprocessScriptLauncher),
+        (DDPStrategy(**options), _MultiProcessingLauncher),
+    ):
+        strategy = DecoupledDiLoCoStrategy(ADDRESS, inner=inner)
+        trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
+        assert trainer.strategy is strategy and strategy.inner_name == "DDPStrategy"
+        assert isinstance(strategy.launcher, launcher)
+    assert strategy._ddp_kwargs == {"find_unused_parameters": True}
 
 
 @pytest.mark.parametrize("inner", ["auto", "ddp", "single_device"])

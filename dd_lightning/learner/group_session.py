@@ -1,0 +1,222 @@
+"""A group's stay in a run: rank 0 has the session, the others do as it does.
+
+What a step boundary costs a group: one all-reduce of four integers, in which the ranks' tokens are
+summed and rank 0 says whether anything is due; only then do orders follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dd_lightning.learner.cut_orders import CutOrders
+from dd_lightning.learner.group import Group, Op, Order
+from dd_lightning.learner.group_values import GroupValues
+from dd_lightning.learner.inner_state import InnerState, raw_bytes
+from dd_lightning.learner.session import LearnerSession
+from dd_lightning.learner.state_copy import StateCopies
+from dd_lightning.learner.step_clock import StepClock
+from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning.protocol.messages import Message, Welcome
+from dd_lightning.protocol.transfer import Entry
+
+FINISH, RESET = 1, 2  # flags at the end of a section
+
+
+class LeadingSession(LearnerSession):
+    """Of rank 0. Whatever touches the module's values happens in a section of the group.
+
+    Args:
+        group: the learner's ranks.
+    """
+
+    def __init__(self, *arguments: Any, group: Group) -> None:
+        super().__init__(*arguments)
+        self._group = group
+        self._quiet = False  # nothing is due: the others do not listen, so nothing is taken in
+
+    def open(self) -> None:
+        """As of one process; the others get the welcome."""
+        with self._group.section(lambda: (0, self.steps)):
+            super().open()
+            data = msgspec.msgpack.encode(self.welcome)
+            self._group.order(Op.WELCOME, len(data))
+            self._group.send_bytes(data)
+
+    def load(self) -> None:
+        """As of one process, on every rank."""
+        with self._group.section(self._result):
+            super().load()
+
+    def exchange(self, state: InnerState) -> int | None:
+        """As of one process; what a peer gave goes to every rank."""
+        with self._group.section(self._result):
+            step = super().exchange(state)
+            if step is not None:
+                send_inner_state(state, self._group)
+        return step
+
+    def step(self, tokens: int, loss: float | None) -> None:
+        """As of one process, with the tokens of all ranks; the loss is rank 0's."""
+        agreed = self._group.agree(tokens, True, self._something_is_due)
+        if agreed.is_busy:
+            with self._group.section(self._result):
+                super().step(agreed.tokens, loss)
+        else:
+            self._quiet = True
+            super().step(agreed.tokens, loss)
+            self._quiet = False
+
+    def poll(self) -> None:
+        """As of one process."""
+        if self._group.agree(0, False, self._something_is_due).is_busy:
+            with self._group.section(self._result):
+                super().poll()
+
+    def pause(self) -> None:
+        """As of one process."""
+        with self._group.section(self._result):
+            super().pause()
+
+    def finish(self, reason: str = "done") -> None:
+        """As of one process; the others wait and apply what comes."""
+        with self._group.section(self._result):
+            super().finish(reason)
+
+    @property
+    def _something_is_due(self) -> bool:
+        assert self._ledger is not None
+        return self._comm.has_news or self._ledger.has_something_due
+
+    def _drain(self) -> None:
+        if not self._quiet:
+            super()._drain()
+
+    def _result(self) -> tuple[int, int]:
+        flags = (FINISH if self.finish_reason else 0) | (RESET if self.reset_inner else 0)
+        return flags, self.steps
+
+
+class FollowingSession:
+    """Of the other ranks: no syncer, no ledger; its face is the session's."""
+
+    def __init__(
+        self,
+        values: GroupValues,
+        group: Group,
+        now: Callable[[], float],
+        data_position: int,
+    ) -> None:
+        self.cuts = CutOrders(_say_nothing)
+        self.clock, self.copies = StepClock(), StateCopies()
+        self.config = SyncerConfig()
+        self.welcome: Welcome | None = None
+        self.finish_reason = ""
+        self.boundary_s: float | None = None
+        self.data_position = data_position
+        self.reset_inner = False
+        self.steps = 0  # inner steps of the schedule that are done
+        self.now = now
+        self._values, self._group = values, group
+        self._inner: InnerState | None = None
+
+    def open(self) -> None:
+        """Until rank 0 is admitted; raises what it raises."""
+        self._follow()
+
+    def load(self) -> None:
+        """Take over Θ with rank 0."""
+        self._follow()
+
+    def exchange(self, state: InnerState) -> None:
+        """Take over a peer's inner state if rank 0 got one."""
+        self._inner = state
+        self._follow()
+        self._inner = None
+
+    @property
+    def is_alone(self) -> bool:
+        """One planned learner."""
+        return self.config.learners == 1
+
+    def step(self, tokens: int, loss: float | None) -> None:
+        """Count, and do what rank 0 does."""
+        begun = self.now()
+        self._boundary(tokens, True)
+        self.clock.end(self.now())
+        self.boundary_s = self.now() - begun
+
+    def poll(self) -> None:
+        """After a step that did not count."""
+        self._boundary(0, False)
+
+    def before_step(self) -> None:
+        """No copies are under way here."""
+
+    def begin_epoch(self) -> None:
+        """Rank 0 warns."""
+
+    def pause(self) -> None:
+        """Validation begins."""
+        self.clock.leave_out(self.now())
+        self._follow()
+
+    def resume(self) -> None:
+        """Validation is over."""
+        self.clock.resume(self.now())
+
+    def finish(self, reason: str = "done") -> None:
+        """Apply what still comes until rank 0 is released."""
+        self._follow()
+
+    def close(self, reason: str) -> None:
+        """Nothing to leave."""
+
+    def checkpointed(self) -> None:
+        """Rank 0 says it."""
+
+    def _boundary(self, tokens: int, has_stepped: bool) -> None:
+        agreed = self._group.agree(tokens, has_stepped)
+        self.steps += has_stepped
+        if agreed.is_busy:
+            self._follow()
+
+    def _follow(self) -> None:
+        flags, self.steps, _ = self._group.follow(self._obey).numbers
+        if flags & FINISH:
+            self.finish_reason = "rank 0 was told to finish"
+        self.reset_inner |= bool(flags & RESET)
+
+    def _obey(self, order: Order) -> None:
+        if order.op == Op.WELCOME:
+            data = self._group.receive_bytes(order.numbers[0])
+            self.welcome = msgspec.msgpack.decode(data, type=Welcome)
+            self.config = SyncerConfig.load(self.welcome.config)
+            self._values.place(self.welcome.fragments)
+        elif order.op == Op.INNER:
+            assert self._inner is not None  # ordered in `exchange` only
+            receive_inner_state(self._inner, self._group, order.numbers[0])
+        else:
+            self._values.follow(order)
+
+
+def send_inner_state(state: InnerState, group: Group) -> None:
+    """What rank 0 has just loaded, entry by entry."""
+    entries = state.entries()
+    table = msgspec.msgpack.encode(list(entries))
+    group.order(Op.INNER, len(table))
+    group.send_bytes(table)
+    for tensor in entries.values():
+        group.send_bytes(raw_bytes(tensor.detach().to("cpu")))
+
+
+def receive_inner_state(state: InnerState, group: Group, length: int) -> None:
+    """The same state on another rank."""
+    entries = msgspec.msgpack.decode(group.receive_bytes(length), type=list[Entry])
+    state.load({entry: group.receive_bytes(entry.num_bytes) for entry in entries})
+
+
+def _say_nothing(message: Message) -> None:
+    raise AssertionError(f"rank 0 alone talks to the syncer, not of {type(message).__name__}")

@@ -1,0 +1,58 @@
+"""Starts learners that may be groups, against a syncer in the test's process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from dd_lightning.launch.processes import scrubbed_environment
+from dd_lightning.protocol.config import SyncerConfig
+from tests.conformance.learner_job import main
+from tests.socket_run import run_over_sockets
+from tests.trainers import WAIT_S
+
+ROOT = Path(__file__).parents[2]
+JOB = {"inner": "ddp", "devices": 2, "steps": 12, "accumulate": 1, "seed": 3, "width": 5}
+SYNCHRONOUS = {"preset": "diloco", "fragments": 2, "sync_every": 4, "overlap": 1}
+
+
+def run(folder, learners, **algorithm):
+    """One run of `learners` (by their jobs' differences): the tape's events."""
+    folder.mkdir()
+    config = SyncerConfig.load(
+        {"algorithm": SYNCHRONOUS | algorithm, "learners": len(learners), "max_steps": 12}
+    )
+    jobs = [
+        JOB | {"learner": str(index), "learners": len(learners), "folder": str(folder), **own}
+        for index, own in enumerate(learners)
+    ]
+    return run_over_sockets(folder / "run", config, *(_learner(job) for job in jobs))
+
+
+def _learner(job):
+    def start(address):
+        steps = job["steps"] * job["accumulate"] * job["devices"]
+        job.update(address=address, micro_batches=steps)
+        if job["devices"] == 1:
+            main(job)  # in this process, a thread of it
+            return
+        command = [sys.executable, "-m", "tests.conformance.learner_job", json.dumps(job)]
+        environment = scrubbed_environment(1)
+        log = Path(job["folder"]) / f"{job['learner']}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                code = process.wait(WAIT_S)
+            finally:
+                process.kill()
+        assert code == 0, log.read_text()[-3000:]
+
+    return start
+
+
+def said(folder, learner, rank=0):
+    """What a rank left at its end."""
+    return json.loads((folder / f"{learner}-{rank}.json").read_text())

@@ -1,0 +1,129 @@
+"""A learner that may be a group, as processes of its own: `python -m tests.conformance.learner_job`
+and one JSON object. Every rank leaves `FOLDER/ID-RANK.json` with the digests of its parameters.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader, TensorDataset
+
+from dd_lightning import DecoupledDiLoCoStrategy
+from tests.trainers import QUIET, Regression
+
+ROWS = 4  # of a micro-batch
+WAIT = timedelta(seconds=60)  # of ranks for each other
+
+
+class Model(Regression):
+    """Sharded by FSDP2 where it is asked for."""
+
+    def __init__(self, sharded=False, **options):
+        super().__init__(**options)
+        self.sharded = sharded
+
+    def configure_model(self):
+        if not self.sharded:
+            return
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        if not isinstance(self.net, FSDPModule):
+            fully_shard(self.net[0], mesh=self.device_mesh["data_parallel"])
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+class MicroBatches(pl.LightningDataModule):
+    """The learner's own stream of micro-batches; rank r of n takes r, r + n, r + 2n, ..."""
+
+    def __init__(self, seed, count):
+        super().__init__()
+        self.seed, self.count = seed, count
+
+    def train_dataloader(self):
+        generator = torch.Generator().manual_seed(self.seed)
+        x = torch.randn(self.count, ROWS, 3, generator=generator)
+        y = torch.randn(self.count, ROWS, 1, generator=generator)
+        rank, ranks = self.trainer.global_rank, self.trainer.world_size
+        return DataLoader(TensorDataset(x[rank::ranks], y[rank::ranks]), batch_size=None)
+
+
+def whole(tensor):
+    """Of a sharded tensor too."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def digest(module):
+    """Of all parameters' bits."""
+    found = hashlib.sha256()
+    for _, parameter in sorted(module.named_parameters()):
+        found.update(whole(parameter).contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+class StartTogether(pl.Callback):
+    """No learner makes its first step before all have joined."""
+
+    def __init__(self, job):
+        self.folder, self.learner, self.count = Path(job["folder"]), job["learner"], job["learners"]
+
+    def on_train_start(self, trainer, module):
+        (self.folder / f"{self.learner}.joined").touch()
+        deadline = time.monotonic() + WAIT.total_seconds()
+        while len(list(self.folder.glob("*.joined"))) < self.count:
+            assert time.monotonic() < deadline, "a learner does not join"
+            time.sleep(0.01)
+
+
+class Watch(pl.Callback):
+    """Digests at the start and after every optimizer step, what the step applied included."""
+
+    def __init__(self):
+        self.digests, self.steps = [], 0
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if not self.digests:
+            self.digests.append(digest(module))
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if trainer.global_step > self.steps:
+            self.steps = trainer.global_step
+            self.digests.append(digest(module))
+
+
+def main(job):
+    strategy = DecoupledDiLoCoStrategy(
+        job["address"],
+        learner=job["learner"],
+        inner=DDPStrategy(timeout=WAIT) if job["inner"] == "ddp" else job["inner"],
+        data="none",
+    )
+    watch = Watch()
+    options = QUIET | {"devices": job["devices"], "use_distributed_sampler": False}
+    trainer = pl.Trainer(
+        **options,
+        strategy=strategy,
+        max_steps=job["steps"],
+        accumulate_grad_batches=job["accumulate"],
+        callbacks=[StartTogether(job), watch],
+    )
+    module = Model(sharded=job["inner"] == "fsdp2", seed=job["seed"], width=job["width"])
+    data = MicroBatches(int(job["learner"]), job["micro_batches"])
+    trainer.fit(module, datamodule=data)
+    said = {
+        "digests": watch.digests,
+        "values": {name: whole(p).tolist() for name, p in module.named_parameters()},
+        "strategy": strategy.inner_name,
+    }
+    path = Path(job["folder"]) / f"{job['learner']}-{trainer.global_rank}.json"
+    path.write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
