@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dd_lightning.launch import data_parallel
 from dd_lightning.launch.refusals import one_line
 from dd_lightning.launch.resume import read_run, without_effect
 from dd_lightning.launch.run import LocalRun
@@ -58,7 +59,8 @@ def run_experiment(config: DictConfig) -> float | None:
     data = check_task(settings.values, settings.syncer.num_data_slots)
     if settings.resume is None:
         _refuse_used(folder)
-    for sentence in settings.syncer.cautions():
+    decoupled = not data_parallel.is_chosen(settings.values)
+    for sentence in settings.syncer.cautions() if decoupled else ():
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
     outcome = _runner(settings)(settings, folder, data, open_view(folder)).execute()
     print(f"{outcome.status}: {folder}", flush=True)
@@ -72,6 +74,10 @@ def run_experiment(config: DictConfig) -> float | None:
 
 def _runner(settings: Settings) -> type:
     """What plays the run; imported where it is needed: a simulated run loads much more."""
+    if data_parallel.is_chosen(settings.values):
+        from dd_lightning.simulate.data_parallel import DataParallelRun
+
+        return DataParallelRun
     if settings.values["mode"] == "simulate":
         from dd_lightning.simulate.run import SimulatedRun
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import yaml
+from torch import Tensor
 
 from dd_lightning.launch.task import VALIDATION_LOSS, build_data, build_module
 from dd_lightning.launch.theta import load_theta
@@ -58,7 +59,17 @@ class Evaluator:
         Raises:
             ValueError: not a checkpoint, or the task's validation logs no `val_loss`.
         """
-        load_theta(self._module, load_parameters(checkpoint))
+        return self.evaluate_theta(load_parameters(checkpoint), checkpoint.name, initial, final)
+
+    def evaluate_theta(
+        self, theta: Mapping[str, Tensor], file: str, initial: bool, final: bool
+    ) -> dict[str, Any]:
+        """The same of parameters by name, which the tape knows as checkpoint `file`.
+
+        Raises:
+            ValueError: the task's validation logs no `val_loss`.
+        """
+        load_theta(self._module, theta)
         metrics = self._trainer.validate(self._module, datamodule=self._data, verbose=False)[0]
         if VALIDATION_LOSS not in metrics:
             raise ValueError(
@@ -66,7 +77,7 @@ class Evaluator:
                 f"it must log {VALIDATION_LOSS}"
             )
         found = {
-            "file": checkpoint.name,
+            "file": file,
             "loss": metrics.pop(VALIDATION_LOSS),
             "metrics": metrics,
             "initial": initial,
@@ -74,7 +85,7 @@ class Evaluator:
         }
         with open(self._folder / EVALUATIONS, "a") as file:
             file.write(json.dumps(found) + "\n")
-        log.info("%s: %s %.4f", checkpoint.name, VALIDATION_LOSS, found["loss"])
+        log.info("%s: %s %.4f", file, VALIDATION_LOSS, found["loss"])
         return found
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from dd_lightning.algorithm import CODECS, FRAGMENTERS, MERGE_RULES, check_outer, resolve
 from dd_lightning.chaos.plan import FaultPlan, RunShape
-from dd_lightning.launch import checks
+from dd_lightning.launch import checks, data_parallel
 from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
 from dd_lightning.protocol.config import SyncerConfig, Timeouts
@@ -111,6 +111,8 @@ def check(values: Mapping[str, Any]) -> Settings:
     checks.known_keys(values, (*TOP_KEYS, "experiment"))
     values.pop("experiment", None)
     _check_mode(values)
+    if data_parallel.is_chosen(values):
+        values = data_parallel.check(values)
     for name in ("learners", "trainer.max_steps"):
         checks.integer(values, name, 1)
     checks.integer(values, "seed", 0)
@@ -121,9 +123,11 @@ def check(values: Mapping[str, Any]) -> Settings:
     _check_launcher(values)
     _check_learners(values)
     _check_loggers(values)
-    _check_algorithm(values["algorithm"])
+    _check_algorithm(data_parallel.protocol_settings(values))
     network = WanProfile.from_config(values["network"])
     faults = FaultPlan.load(checks.get(values, "chaos"), run_shape(values))
+    if data_parallel.is_chosen(values):
+        data_parallel.check_faults(faults.kinds)
     proxied = network.needs_proxy or faults.needs_proxy
     settings = Settings(values, _syncer_config(values, proxied), network, faults)
     return _awaiting_restarts(settings)
@@ -131,7 +135,7 @@ def check(values: Mapping[str, Any]) -> Settings:
 
 def run_shape(values: Mapping[str, Any]) -> RunShape:
     """What a fault plan must fit, from a resolved configuration."""
-    algorithm, learners = values["algorithm"], values["learners"]
+    algorithm, learners = data_parallel.protocol_settings(values), values["learners"]
     quorum = learners if algorithm["quorum"] == "all" else algorithm["quorum"]
     return RunShape(
         learners=tuple(str(index) for index in range(learners)),
@@ -297,7 +301,7 @@ def _check_algorithm(algorithm: Mapping[str, Any]) -> None:
 def _syncer_config(values: Mapping[str, Any], proxied: bool) -> SyncerConfig:
     return SyncerConfig.load(
         {
-            "algorithm": values["algorithm"],
+            "algorithm": data_parallel.protocol_settings(values),
             "timeouts": values["timeouts"],
             "learners": values["learners"],
             "max_steps": values["trainer"]["max_steps"],

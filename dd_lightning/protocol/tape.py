@@ -71,6 +71,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "digest",
     ),
     "apply": ("learner", "generation", "step", "epoch", "fragment", "version"),
+    # data-parallel: one synchronous step of `members`, with the tokens of each; and all of them
+    # going back to the checkpoint of `step`
+    "all_reduce": ("step", "members", "tokens", "compute_s", "reduce_s"),
+    "rewind": ("step", "steps_lost", "cause"),
     "lost": ("learner", "generation", "fragment", "tokens", "cause"),
     "ledger": ("learner", "fragments"),
     "fault": ("kind", "target", "planned", "fired"),

@@ -60,6 +60,18 @@ class Rounds(Observer):
         self.contributed.update(contributors)
         self.offered.update(contributors | self._open.pop(round_key(event), set()))
 
+    def on_all_reduce(self, event: Event) -> None:
+        """A step of a data-parallel run is a merge of everything, by whoever was there."""
+        members = set(learner_ids(event["members"]))
+        self.merges[0] += 1
+        self.contributors[len(members)] += 1
+        self.contributed.update(members)
+        self.offered.update(members)
+
+    def on_rewind(self, event: Event) -> None:
+        """The steps since are made again: Θ has seen so many."""
+        self.merges[0] = event["step"]
+
     @property
     def num_merges(self) -> int:
         """Merges on the tape."""

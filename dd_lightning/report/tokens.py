@@ -39,6 +39,8 @@ class Tokens(Observer):
         self._merges: dict[Round, _Merged] = {}
         self._accepted: dict[Round, Counter[str]] = defaultdict(Counter)
         self._lost_at: dict[str, tuple[Any, Any]] = {}  # by the time a cut was recorded
+        self._reduced: Counter[str] = Counter()  # merged by steps of a data-parallel run
+        self._unsafe: list[Event] = []  # those steps since the last checkpoint
 
     def on_layout(self, event: Event) -> None:
         self.elements = [int(count) for count in event["elements"]]
@@ -68,6 +70,21 @@ class Tokens(Observer):
         count = merge_count(event["version"])
         self._merges[round_key(event)] = _Merged(event["fragment"], count)
 
+    def on_all_reduce(self, event: Event) -> None:
+        self._unsafe.append(event)
+        for learner, tokens in zip(event["members"], event["tokens"], strict=True):
+            self._reduced[str(learner)] += tokens
+
+    def on_checkpoint(self, event: Event) -> None:
+        self._unsafe.clear()
+
+    def on_rewind(self, event: Event) -> None:
+        """What was lost by it is said by `lost` events."""
+        for step in self._unsafe:
+            for learner, tokens in zip(step["members"], step["tokens"], strict=True):
+                self._reduced[str(learner)] -= tokens
+        self._unsafe.clear()
+
     def on_lost(self, event: Event) -> None:
         learner = str(event["learner"])
         self._lost[learner, event["fragment"]] += event["tokens"]
@@ -96,6 +113,7 @@ class Tokens(Observer):
         merged: Counter[int] = Counter()
         for key, merge in self._merges.items():
             merged[merge.fragment] += self._accepted.get(key, Counter())[learner]
+        merged[0] += self._reduced[learner]
         settled = [
             (merged[fragment], self._lost[learner, fragment])
             for fragment in range(len(self.elements))

@@ -33,7 +33,7 @@ def nothing_starts(monkeypatch, tmp_path):
         ("algorithm=papr", "algorithm is 'papr'; allowed: "),
         ("network=moon", "network is 'moon'; allowed: "),
         ("chaos=kill_learnr", "chaos is 'kill_learnr'; allowed: "),
-        ("algorithm=data_parallel", "algorithm is 'data_parallel'; allowed: "),
+        ("algorithm=data_parallel", "algorithm is 'data_parallel'; allowed: under mode=simulate"),
         ("mode=threads", "mode is 'threads'; allowed: processes | simulate."),
         ("learners", "Error parsing override 'learners'"),
         ("seed=${nothing}", "seed: "),

@@ -36,7 +36,8 @@ def test_the_groups_are_those_promised():
 
 @pytest.mark.parametrize("choice", [f"{g}={c}" for g in GROUPS for c in choices(g)])
 def test_every_choice_composes_and_passes_the_checks(choice):
-    settings = check(resolved(choice))
+    simulated = ["mode=simulate"] if choice == "algorithm=data_parallel" else []
+    settings = check(resolved(choice, *simulated))
     check_task(settings.values, settings.syncer.num_data_slots)
 
 
@@ -50,7 +51,7 @@ def test_experiments_combine_with_networks_and_learners(experiment, network, lea
     assert check(resolved(*overrides)).values["learners"] == learners
 
 
-@pytest.mark.parametrize("name", choices("algorithm"))
+@pytest.mark.parametrize("name", sorted({*choices("algorithm")} - {"data_parallel"}))
 def test_algorithm_files_are_the_presets_key_by_key(name):
     written = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
     assert written.pop("preset") == name
@@ -61,7 +62,7 @@ def test_algorithm_files_are_the_presets_key_by_key(name):
 
 
 def test_every_preset_and_every_setting_of_the_algorithm_has_its_place():
-    assert choices("algorithm") == sorted(PRESETS)
+    assert choices("algorithm") == sorted([*PRESETS, "data_parallel"])
     written = yaml.safe_load((CONF / "algorithm" / "paper.yaml").read_text())
     assert written.keys() == set(AlgorithmConfig.__struct_fields__)
 
