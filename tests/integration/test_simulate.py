@@ -52,16 +52,20 @@ def simulate(tmp_path_factory):
     """Plays TINY with overrides; gives the run folder, its summary and tape."""
     data = tmp_path_factory.mktemp("data")
 
-    def play(*overrides):
+    def settings_of(*overrides):
         with initialize_config_module("dd_lightning.conf", version_base="1.3"):
             config = compose("config", [*TINY, f"task.data.cache_dir={data}", *overrides])
-        settings = check(OmegaConf.to_container(config, resolve=True))
+        return check(OmegaConf.to_container(config, resolve=True))
+
+    def play(*overrides):
+        settings = settings_of(*overrides)
         folder = tmp_path_factory.mktemp("run")
         module = check_task(settings.values, settings.syncer.num_data_slots)
         outcome = SimulatedRun(settings, folder, module, Silent(), draw=False).execute()
         assert outcome.status == "finished", outcome.problems
         return folder, json.loads((folder / "summary.json").read_text())
 
+    play.settings = settings_of
     return play
 
 
