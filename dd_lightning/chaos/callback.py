@@ -40,7 +40,7 @@ class FaultCallback(Callback):
     Args:
         plan: the whole run's.
         folder: the run folder.
-        clock, sleep, kill: of tests.
+        clock, sleep, kill, stop, wall: of tests, and of virtual time; `stop` as `signals.pause`.
     """
 
     def __init__(
@@ -51,9 +51,12 @@ class FaultCallback(Callback):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         kill: Callable[[int, int], None] = os.kill,
+        stop: Callable[[int, float], subprocess.Popen[bytes] | None] = pause,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._guard, self._run, self._folder = plan.guard, plan.run, folder
-        self._clock, self._sleep, self._kill = clock, sleep, kill
+        self._clock, self._sleep, self._wall = clock, sleep, wall
+        self._kill, self._stop = kill, stop
         own = folder / "learners" / learner
         self._done_file = own / DONE
         self._done = {row["number"] for row in NewRows(self._done_file).read()}
@@ -111,7 +114,7 @@ class FaultCallback(Callback):
 
     def _note(self, number: int, kind: str, step: int, asks: bool = False) -> None:
         self._done.add(number)
-        row = {"number": number, "kind": kind, "step": step, "wall_s": time.time(), "asks": asks}
+        row = {"number": number, "kind": kind, "step": step, "wall_s": self._wall(), "asks": asks}
         append(self._done_file, row)
 
     def _fire(
@@ -127,7 +130,8 @@ class FaultCallback(Callback):
         if kind == "kill":
             self._kill(os.getpid(), signal.SIGKILL)
         elif kind == "pause":
-            self._wakers.append(pause(os.getpid(), options["seconds"]))
+            waker = self._stop(os.getpid(), options["seconds"])
+            self._wakers += [] if waker is None else [waker]
             self._ends.clear()
         elif kind == "slow":
             self._slow = (self._clock() + options["seconds"], options["factor"] * self._step_s())

@@ -9,25 +9,32 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dd_lightning.chaos.disk import SmallDisk
 from dd_lightning.chaos.faults import KINDS, Fault
 from dd_lightning.chaos.guard import StepsLeft
 from dd_lightning.chaos.plan import FaultPlan
 from dd_lightning.chaos.records import DONE, ORDERS, NewRows, append
-from dd_lightning.chaos.signals import pause, resume
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 3.0  # steps are known so late: the status is written every second
 FIRED = "faults.jsonl"  # in the run folder: what has fired, as on the tape
 AWAY = "its target was away"
+
+
+class Disk(Protocol):
+    """What the injector needs of the disk under the syncer's checkpoints."""
+
+    def fill(self) -> None:
+        """Take all space that is left."""
+
+    def free(self) -> None:
+        """Give it back."""
 
 
 class Processes(Protocol):
@@ -38,6 +45,12 @@ class Processes(Protocol):
 
     def signal(self, role: str, number: int) -> None:
         """Send a signal."""
+
+    def pause(self, role: str, seconds: float) -> None:
+        """Stop it where it stands; it goes on by itself after `seconds`."""
+
+    def resume(self) -> None:
+        """Let go on whatever is paused still."""
 
     def proxy(self, command: Mapping[str, Any]) -> bool:
         """Tell the proxy; False while it is not there."""
@@ -83,13 +96,13 @@ class Injector:
         plan: FaultPlan,
         folder: Path,
         processes: Processes,
-        disk: SmallDisk | None = None,
+        disk: Disk | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._plan, self._folder, self._processes = plan, folder, processes
         self._disk, self._wall = disk, wall
         self._left = StepsLeft(plan.run.max_steps, plan.run.step_floor_s)
-        self._status_read = 0.0  # its time of writing
+        self._status_read = b""  # as it was
         self._open = False
         self._faults = {fault.number: fault for fault in plan.faults}
         self._rows = {
@@ -103,7 +116,6 @@ class Injector:
         self._next: tuple[float, Fault] | None = None  # of the Poisson process, on its clock
         self._ticks = _Ticks()
         self._until_s = float("inf")
-        self._paused: dict[int, subprocess.Popen[bytes]] = {}
         self._full_until_s: float | None = None
 
     # ------------------------------------------------------------------ the launcher's calls
@@ -124,11 +136,7 @@ class Injector:
 
     def close(self) -> None:
         """The run is over: nothing stays stopped or full. Idempotent."""
-        for pid, waker in self._paused.items():
-            waker.kill()
-            waker.wait()
-            resume(pid)
-        self._paused.clear()
+        self._processes.resume()
         self._free_disk(float("inf"))
 
     def unfired(self) -> list[str]:
@@ -173,13 +181,13 @@ class Injector:
     def _read_status(self) -> None:
         file = self._folder / "syncer" / "status.json"
         try:
-            written = file.stat().st_mtime
-            if written == self._status_read:
-                return
-            status = json.loads(file.read_bytes())
+            found = file.read_bytes()
         except FileNotFoundError:
             return
-        self._status_read = written
+        if found == self._status_read:  # not its time, which is too coarse for virtual time
+            return
+        self._status_read = found
+        status = json.loads(found)
         steps = {name: row["step"] for name, row in status["learners"].items()}
         self._left.saw(status["t_s"], steps)
 
@@ -216,12 +224,11 @@ class Injector:
         return True
 
     def _signal(self, fault: Fault, now_s: float) -> bool:
-        pid = self._processes.pid(fault.role)
-        if pid is None:
+        if self._processes.pid(fault.role) is None:
             return False
         self._note(fault, now_s)
         if fault.kind == "pause":
-            self._paused[pid] = pause(pid, fault.options["seconds"])
+            self._processes.pause(fault.role, fault.options["seconds"])
         else:
             self._processes.signal(fault.role, signal.SIGKILL)
         return True

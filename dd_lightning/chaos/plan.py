@@ -32,6 +32,7 @@ class RunShape:
         step_floor_s: no step is shorter.
         first_checkpoint_s: about when the syncer's first checkpoint is due.
         guarded: the rounds' quorum, where `algorithm.max_norm_ratio` is on; else 0.
+        virtual: processes, signals and disk are: nothing is asked of this machine.
     """
 
     learners: tuple[str, ...]
@@ -40,6 +41,7 @@ class RunShape:
     step_floor_s: float = 0.0
     first_checkpoint_s: float = 0.0
     guarded: int = 0
+    virtual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class FaultPlan:
     @property
     def needs_root(self) -> bool:
         """Whether a file system is mounted."""
-        return "full_disk" in self.kinds
+        return "full_disk" in self.kinds and not self.run.virtual
 
     @property
     def disk_mib(self) -> int | None:
@@ -203,7 +205,7 @@ class FaultPlan:
 
     def _check_means(self) -> None:
         """Whether run and machine have what the kinds of fault need."""
-        if self.kinds and os.name != "posix":
+        if self.kinds and os.name != "posix" and not self.run.virtual:
             raise refuse("chaos", self.name, "none on this system, which has no POSIX signals")
         if self.needs_root and not _may_mount():
             raise refuse(

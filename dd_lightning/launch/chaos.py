@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dd_lightning.chaos.disk import SmallDisk
-from dd_lightning.chaos.injector import Injector
+from dd_lightning.chaos.injector import Disk, Injector, Processes
+from dd_lightning.chaos.plan import FaultPlan
+from dd_lightning.chaos.signals import pause, resume
 from dd_lightning.launch.processes import Child
-from dd_lightning.launch.settings import Settings
 from dd_lightning.syncer.run_files import read_started
 
 
@@ -29,6 +31,7 @@ class Children:
 
     def __init__(self, find: Callable[[str], Child | None]) -> None:
         self._find = find
+        self._paused: dict[int, subprocess.Popen[bytes]] = {}
 
     def pid(self, role: str) -> int | None:
         """None while it is not there."""
@@ -40,32 +43,78 @@ class Children:
         if (pid := self.pid(role)) is not None:
             os.kill(pid, number)
 
+    def pause(self, role: str, seconds: float) -> None:
+        """Stop it; without effect where it has just ended."""
+        if (pid := self.pid(role)) is not None:
+            self._paused[pid] = pause(pid, seconds)
+
+    def resume(self) -> None:
+        """Whatever is paused goes on."""
+        for pid, waker in self._paused.items():
+            waker.kill()
+            waker.wait()
+            resume(pid)
+        self._paused.clear()
+
     def proxy(self, command: Mapping[str, Any]) -> bool:
         """A line on its stdin; False while it is not there."""
         child = self._find("proxy")
         return child is not None and child.exit_code() is None and child.tell(json.dumps(command))
 
 
+class RunDisk(Disk, Protocol):
+    """The disk under the syncer's checkpoints, from before the syncer starts until all have ended.
+
+    `SmallDisk`'s `mount` and `unmount` may raise OSError.
+    """
+
+    def mount(self) -> None:
+        """Before the syncer starts."""
+
+    def unmount(self) -> None:
+        """After all have ended."""
+
+
 class RunChaos:
     """The faults of one run.
 
     Args:
-        find: as of `Children`.
         say: shows the user a line that stays.
+        disk: needed by full_disk only.
+        clock: seconds since the run's start; None: it has not begun.
+        wall: in which learners note when they fired something.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        plan: FaultPlan,
+        folder: Path,
+        processes: Processes,
+        say: Callable[[str], None],
+        disk: RunDisk | None,
+        clock: Callable[[], float | None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan, self._say, self._disk, self._clock = plan, say, disk, clock
+        self._injector = Injector(plan, folder, processes, disk, wall)
+        self._last_s = 0.0
+
+    @classmethod
+    def of_children(
+        cls,
+        plan: FaultPlan,
         folder: Path,
         find: Callable[[str], Child | None],
         say: Callable[[str], None],
-    ) -> None:
-        self._plan, self._folder, self._say = settings.faults, folder, say
-        size_mib = self._plan.disk_mib
-        self._disk = None if size_mib is None else SmallDisk(folder / "syncer", size_mib)
-        self._injector = Injector(self._plan, folder, Children(find), self._disk)
-        self._last_s = 0.0
+    ) -> RunChaos:
+        """Of real processes; `find` as of `Children`."""
+        disk = None if plan.disk_mib is None else SmallDisk(folder / "syncer", plan.disk_mib)
+
+        def clock() -> float | None:
+            began = read_started(folder / "syncer")
+            return None if began is None else time.time() - began.wall_s
+
+        return cls(plan, folder, Children(find), say, disk, clock)
 
     def begin(self) -> None:
         """Before the syncer starts: say what is planned, mount the small disk.
@@ -82,11 +131,11 @@ class RunChaos:
         """Fire what is due; called by the launcher's loop."""
         if not self._plan.kinds:
             return
-        began = read_started(self._folder / "syncer")
-        if began is None:
-            return  # the run's clock does not go yet
-        self._last_s = time.time() - began.wall_s
-        self._injector.poll(self._last_s)
+        now_s = self._clock()
+        if now_s is None:
+            return
+        self._last_s = now_s
+        self._injector.poll(now_s)
 
     def release(self) -> None:
         """The processes are about to be ended: nothing stays stopped or full."""

@@ -35,14 +35,21 @@ class Family:
     Args:
         tape: of the run, from which it is known who has joined.
         say: shows a message that stays.
+        clock: seconds, monotonic.
     """
 
     def __init__(
-        self, roles: Roles, supervisor: Supervisor, tape: Path, say: Callable[[str], None]
+        self,
+        roles: Roles,
+        supervisor: Supervisor,
+        tape: Path,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.children: dict[str, Child] = {}  # those running
         self.rejoins = Rejoins()
         self._roles, self._supervisor, self._say = roles, supervisor, say
+        self._clock = clock
         self._tail = TapeTail(tape, tape.stat().st_size if tape.exists() else 0)
         self._nice: set[str] = set()
         self._stay_nice = False
@@ -98,11 +105,11 @@ class Family:
     def _judge(self, role: str, code: int) -> Verdict:
         if role == EVALUATOR:  # the launcher alone ends it in order, after the run
             return Verdict(GIVE_UP, "an evaluator is not started again")
-        return self._supervisor.ended(role, code, time.monotonic())
+        return self._supervisor.ended(role, code, self._clock())
 
     def restart_due(self) -> None:
         """Start again those whose time has come."""
-        for role in self._supervisor.due(time.monotonic()):
+        for role in self._supervisor.due(self._clock()):
             self.follow()
             self._start(role, again=True, nice=RESTART_NICE)
             self._nice.add(role)

@@ -58,14 +58,30 @@ class LocalRun:
         self._data = data
         self._view = view
         self._interrupt = Interrupt()
-        self._roles = Roles(settings, folder, self._interrupt)
         self._outcome = Outcome()
         self._failed: set[str] = set()  # learners given up
         self._ended = False  # the syncer has, in order
         self._alone_until: float | None = None  # the syncer's deadline once no learner is left
+        self._draws = True
+        self._prepare()
+
+    # ------------------------------------------------------------------ replaced in virtual time
+
+    def _prepare(self) -> None:
+        """What starts, owns and disturbs the processes."""
+        settings, folder, say = self._settings, self._folder, self._view.say
+        self._roles = Roles(settings, folder, self._interrupt)
         supervisor = Supervisor(settings.max_restarts, settings.launcher["restart_after_s"])
-        self._family = Family(self._roles, supervisor, folder / TAPE, view.say)
-        self._chaos = RunChaos(settings, folder, self._family.at_work, view.say)
+        self._family = Family(self._roles, supervisor, folder / TAPE, say)
+        self._chaos = RunChaos.of_children(settings.faults, folder, self._family.at_work, say)
+
+    def _clock(self) -> float:
+        return time.monotonic()
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    # ------------------------------------------------------------------ course
 
     def execute(self) -> Outcome:
         """Run to the end, whatever it is, and leave no process behind."""
@@ -94,7 +110,10 @@ class LocalRun:
             if interrupt.requested:
                 self._outcome.status = "interrupted"
             self._outcome.validation_loss = finish_run(
-                self._folder, self._outcome.status, draw=not interrupt.requested, events=events
+                self._folder,
+                self._outcome.status,
+                draw=self._draws and not interrupt.requested,
+                events=events,
             )
         return self._outcome
 
@@ -125,7 +144,7 @@ class LocalRun:
             self._check_alone()
             self._chaos.poll()
             self._view.refresh()
-            time.sleep(WATCH_S)
+            self._sleep(WATCH_S)
 
     def _take_end(self, ended: Ended) -> None:
         """What the end of a process means for the run.
@@ -167,26 +186,26 @@ class LocalRun:
         timeouts = self._settings.syncer.timeouts
         if any(self._family.learners()) or self._family.waiting or self._family.rejoins.members:
             self._alone_until = None
-        elif self._failed == {learner_role(one) for one in self._settings.learner_ids}:
+        elif self._failed >= {learner_role(one) for one in self._settings.learner_ids}:
             self._fail("every learner has failed")
         elif self._alone_until is None:
             patience_s = timeouts.rejoin + timeouts.lease + timeouts.reanchor + timeouts.flush
-            self._alone_until = time.monotonic() + patience_s
-        elif time.monotonic() > self._alone_until:
+            self._alone_until = self._clock() + patience_s
+        elif self._clock() > self._alone_until:
             syncer = self._family.children[SYNCER]  # else its restart were waited for
             raise ChildFailed(syncer, "the syncer did not end after the last learner")
 
     def _await_learners(self) -> None:
         """The syncer has released the learners; they end within `timeouts.flush`."""
-        deadline = time.monotonic() + self._settings.syncer.timeouts.flush
+        deadline = self._clock() + self._settings.syncer.timeouts.flush
         self._family.expect_no_more()
         while any(self._family.learners()) and not self._interrupt.requested:
             for ended in self._family.reap():
                 self._take_end(ended)
-            if time.monotonic() > deadline:
+            if self._clock() > deadline:
                 name, child = next(self._family.learners())
                 raise ChildFailed(child, f"learner {name} did not end after the syncer")
-            time.sleep(WATCH_S)
+            self._sleep(WATCH_S)
         self._family.follow()
         for sentence in self._family.rejoins.missing():
             self._fail(sentence)

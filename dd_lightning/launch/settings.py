@@ -22,6 +22,8 @@ from dd_lightning.launch import checks, data_parallel
 from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
 from dd_lightning.protocol.config import SyncerConfig, Timeouts
+from dd_lightning.simulate.presence import Presence
+from dd_lightning.simulate.step_time import StepTimes
 
 TOP_KEYS = (
     "mode",
@@ -86,6 +88,13 @@ class Settings:
         return ENOUGH_RESTARTS if self.faults.kills else 0
 
     @property
+    def restart_after_s(self) -> float:
+        """From the end of a process to its next start; in virtual time, until it is back."""
+        if self.values["mode"] == "simulate":
+            return Presence.from_config(self.values).restart_s
+        return self.launcher["restart_after_s"]
+
+    @property
     def resume(self) -> str | None:
         """`last` or a cut's id, where an existing run is gone on with."""
         return self.launcher.get("resume")
@@ -136,21 +145,25 @@ def check(values: Mapping[str, Any]) -> Settings:
 def run_shape(values: Mapping[str, Any]) -> RunShape:
     """What a fault plan must fit, from a resolved configuration."""
     algorithm, learners = data_parallel.protocol_settings(values), values["learners"]
+    is_virtual, step_floor_s = values["mode"] == "simulate", values["launcher"]["step_floor_s"]
+    if is_virtual:
+        step_floor_s = StepTimes.from_config(values["simulate"]).least_s(learners)
     quorum = learners if algorithm["quorum"] == "all" else algorithm["quorum"]
     return RunShape(
         learners=tuple(str(index) for index in range(learners)),
         seed=values["seed"],
         max_steps=values["trainer"]["max_steps"],
-        step_floor_s=values["launcher"]["step_floor_s"],
+        step_floor_s=step_floor_s,
         first_checkpoint_s=values["checkpoint"]["every_s"],
         guarded=quorum if algorithm["max_norm_ratio"] is not None else 0,
+        virtual=is_virtual,
     )
 
 
 def _awaiting_restarts(settings: Settings) -> Settings:
     """Where processes are started again, the run does not end while one may still come back."""
     given = settings.syncer.timeouts.rejoin
-    needed = settings.launcher["restart_after_s"] + settings.syncer.timeouts.connect
+    needed = settings.restart_after_s + settings.syncer.timeouts.connect
     if not settings.max_restarts or given >= needed:
         return settings
     if given != Timeouts().rejoin:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 DONE, LEFT, RESTART, GIVE_UP = "done", "left", "restart", "give up"
 
 FINISHED_CODE = 0
+KILLED_CODE = -signal.SIGKILL
 WRONG_SETTING_CODE = 2  # the same again however often it is started
 LEFT_CODE = 130  # it was told to end (SIGINT, SIGTERM) and did, in order
 LEFT_CODES = (LEFT_CODE, -signal.SIGTERM, -signal.SIGINT)  # the signals: before it had begun

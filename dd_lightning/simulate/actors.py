@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from dd_lightning.simulate.random_state import RandomState
 from dd_lightning.simulate.virtual_time import BOUNDARIES_LAST, VirtualTime
@@ -37,7 +38,8 @@ class Actor:
         self._run, self._time, self._order = run, time, order
         self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
         self._random = RandomState.current()
-        self._killed = False
+        self._killed = self._frozen = self._missed_turn = False
+        self._frozen_at_s = self._frozen_s = 0.0  # since when; how long in all
         self._waits_for: object | None = None  # token of the wake-up that counts
         self._thread = threading.Thread(target=self._main, name=f"simulate {name}", daemon=True)
 
@@ -69,10 +71,29 @@ class Actor:
         self._waits_for = None
         self._switch()
 
+    def freeze(self) -> None:
+        """No more turns until `thaw`, as for a stopped process."""
+        if not self._frozen:
+            self._frozen, self._frozen_at_s = True, self._time.now
+
+    def thaw(self) -> None:
+        """A turn that was missed comes now."""
+        if not self._frozen:
+            return
+        self._frozen = False
+        self._frozen_s += self._time.now - self._frozen_at_s
+        if self._missed_turn:
+            self._missed_turn = False
+            self.wake()
+
     def _turn(self, token: object) -> None:
-        if token is self._waits_for and not self.ended:
-            self._waits_for = None
-            self._switch()
+        if token is not self._waits_for or self.ended:
+            return
+        if self._frozen:
+            self._missed_turn = True
+            return
+        self._waits_for = None
+        self._switch()
 
     def _switch(self) -> None:
         """Give it the turn, and take it back when it parks or ends."""
@@ -93,7 +114,9 @@ class Actor:
         Raises:
             Killed: it was killed meanwhile.
         """
-        assert threading.current_thread() is self._thread, f"{self.name} parks in another's thread"
+        assert self.is_current, f"{self.name} parks in another's thread"
+        if self._killed:
+            raise Killed(self.name)
         token = self._waits_for = object()
         if until is not None:
             self._time.at(until, lambda: self._turn(token), self._order)
@@ -101,6 +124,29 @@ class Actor:
         self._mine.acquire()
         if self._killed:
             raise Killed(self.name)
+
+    def work(self, seconds: float) -> None:
+        """Be busy for so long; while it is frozen nothing gets done.
+
+        Raises:
+            Killed: as `park`.
+        """
+        lost_s = 1.0
+        while seconds > 0 and lost_s > 0:
+            began_s, frozen_s = self._time.now, self._frozen_s
+            self.park(began_s + seconds)
+            lost_s = self._frozen_s - frozen_s
+            seconds -= self._time.now - began_s - lost_s
+
+    def die(self) -> NoReturn:
+        """End here and now, by its own hand."""
+        self._killed = True
+        raise Killed(self.name)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is its own thread."""
+        return threading.current_thread() is self._thread
 
     def _main(self) -> None:
         self._mine.acquire()

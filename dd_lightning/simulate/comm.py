@@ -39,6 +39,8 @@ class VirtualComm(CommThread):
         self._session: Session | None = None
         self._dialling = self._over = self._is_waiting = self._waits_to_upload = False
         self._wake_at: float | None = None
+        self._frozen = False
+        self._held: list[Callable[[], None]] = []  # what came meanwhile
 
     @staticmethod
     def _never() -> Any:
@@ -83,6 +85,28 @@ class VirtualComm(CommThread):
         if self._session is not None:
             self._session.close_at_learner()
 
+    # ------------------------------------------------------------------ a stopped process
+
+    def freeze(self) -> None:
+        """Nothing is read and no clock looked at until `thaw`."""
+        self._frozen = True
+        if self._session is not None:
+            self._session.stop()
+
+    def thaw(self) -> None:
+        """Go on with what has come meanwhile, in order."""
+        held, self._held = self._held, []
+        self._frozen = False
+        if self._session is not None:
+            self._session.go_on()
+        for event in held:
+            event()
+
+    def _is_held(self, event: Callable[[], None]) -> bool:
+        if self._frozen:
+            self._held.append(event)
+        return self._frozen
+
     # ------------------------------------------------------------------ events
 
     def _pump(self) -> None:
@@ -122,10 +146,11 @@ class VirtualComm(CommThread):
             channel.when_free(self._may_upload)
 
     def _may_upload(self) -> None:
+        if self._over or self._is_held(self._may_upload):
+            return
         self._waits_to_upload = False
-        if not self._over:
-            self._pump()
-            self._let_go_on()
+        self._pump()
+        self._let_go_on()
 
     def _come_back(self, when: float) -> None:
         """At `when` at the latest; an earlier visit that is planned already will plan the next."""
@@ -135,13 +160,15 @@ class VirtualComm(CommThread):
         self._time.at(when, lambda: self._visit(when))
 
     def _visit(self, planned: float) -> None:
-        if self._over or self._wake_at != planned:
+        if self._over or self._wake_at != planned or self._is_held(lambda: self._visit(planned)):
             return
         self._wake_at = None
         self._pump()
         self._let_go_on()
 
     def _connected(self, found: Session | OSError) -> None:
+        if not self._over and self._is_held(lambda: self._connected(found)):
+            return
         self._dialling = False
         if self._over:
             if isinstance(found, Session):
@@ -162,7 +189,7 @@ class VirtualComm(CommThread):
         self._let_go_on()
 
     def _event(self, event: Any) -> None:
-        if self._over:
+        if self._over or self._is_held(lambda: self._event(event)):
             return
         self._take_in(event)
         self._pump()

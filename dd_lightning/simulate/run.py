@@ -1,72 +1,41 @@
 """`mode=simulate`: one experiment in virtual time, in one process, with the real run's parts.
 
-Nothing of the protocol is decided here: learners, syncer, tape and summary are those of a run of
-processes. Step durations come from `simulate.*`, links from `network`, so that a run is as long as
-its steps' arithmetic and is repeated exactly by its seed.
+Nothing of the protocol, of supervision or of chaos is decided here: this is the launcher's own
+run, whose processes, clock, network and disk are virtual. Step durations come from `simulate.*`,
+links from `network`, so that a run is as long as its steps' arithmetic and is repeated exactly by
+its seed.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+import time as real_time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
-from msgspec.structs import replace
 
-from dd_lightning.launch.evaluator import INITIAL, Evaluator
-from dd_lightning.launch.finish import finish_run
-from dd_lightning.launch.interrupt import Interrupt
-from dd_lightning.launch.roles import write_configs
-from dd_lightning.launch.run import Outcome
+from dd_lightning.launch.chaos import RunChaos
+from dd_lightning.launch.family import Family
+from dd_lightning.launch.rejoins import SYNCER, learner_role
+from dd_lightning.launch.run import END_STAGE_S, LocalRun, Outcome
 from dd_lightning.launch.settings import Settings
+from dd_lightning.launch.supervision import Supervisor
 from dd_lightning.launch.view import View
-from dd_lightning.simulate.learner import VirtualLearner
+from dd_lightning.report.read import TAPE
+from dd_lightning.simulate.evaluations import Evaluations
+from dd_lightning.simulate.faults import VirtualDisk
 from dd_lightning.simulate.network import VirtualNetwork
-from dd_lightning.simulate.random_state import RandomState
-from dd_lightning.simulate.step_time import StepTimes
-from dd_lightning.simulate.syncer import VirtualSyncer
-from dd_lightning.simulate.virtual_time import Stuck, VirtualTime
-from dd_lightning.syncer.checkpoint import checkpoints
-from dd_lightning.syncer.settings import SyncerSettings
+from dd_lightning.simulate.presence import JOIN, Move, Presence
+from dd_lightning.simulate.processes import VirtualChildren
+from dd_lightning.simulate.roles import VirtualRoles
+from dd_lightning.simulate.virtual_time import VirtualTime
 
-REFRESH_S = 1.0  # of virtual time: how often the view is looked after
-END_S = 60.0  # of virtual time: for the syncer to end once it was told to
+MOVE_POLL_S = 0.1  # of virtual time: how often a learner that is away is looked for, to leave
+END_REAL_S = 1.5  # of real time, for each of two stages: an interrupted run ends within 5 s
 
 
-@dataclass(slots=True)
-class _Evaluations:
-    """The evaluator, at the same times of the run as a real one."""
-
-    values: dict[str, Any]
-    folder: Path
-    evaluator: Evaluator | None = None
-    done: Path | None = None
-    random: RandomState = field(default_factory=RandomState.current)
-
-    def newest(self, final: bool = False) -> None:
-        """Evaluate the newest checkpoint, or version 0 first."""
-        found = checkpoints(self.folder / "syncer")
-        if not found:
-            return
-        if self.done is None and found[-1].name.endswith(INITIAL):
-            self._evaluate(found[-1], initial=True, final=False)
-        if found[0] != self.done or final:
-            self._evaluate(found[0], initial=False, final=final)
-
-    def _evaluate(self, file: Path, initial: bool, final: bool) -> None:
-        ours = RandomState.current()
-        self.random.restore()
-        if self.evaluator is None:
-            self.evaluator = Evaluator(self.values, self.folder)
-        self.evaluator.evaluate(file, initial, final)
-        self.done = file
-        self.random = RandomState.current()
-        ours.restore()
-
-
-class SimulatedRun:
+class SimulatedRun(LocalRun):
     """Plays one run; the same arguments and outcome as `launch.run.LocalRun`.
 
     Args:
@@ -84,122 +53,118 @@ class SimulatedRun:
         view: View,
         draw: bool = True,
     ) -> None:
-        if (chaos := settings.values["chaos"]["name"]) != "none":
-            raise ValueError(
-                f"chaos is {chaos!r}, which is not built yet under mode=simulate; allowed: none."
-            )
-        self._draw = draw
-        self._settings, self._folder, self._data, self._view = settings, folder, data, view
-        values = settings.values
+        _check(settings)
         self.time = VirtualTime()
-        self._network = VirtualNetwork(self.time, settings.network, values["seed"])
-        times = StepTimes.from_config(values["simulate"])
-        self._learners = [
-            VirtualLearner(
-                index,
-                values | {"launcher": values["launcher"] | {"step_floor_s": 0.0}},
-                folder / "learners" / str(index),
-                self._network,
-                times.of(index, values["seed"]),
-            )
-            for index in range(values["learners"])
-        ]
-        self._syncer: VirtualSyncer | None = None
-        self._evaluations = _Evaluations(values, folder)
-        self._interrupt = Interrupt()
-        self._outcome = Outcome()
+        self._presence = Presence.from_config(settings.values)
+        self._moves = list(self._presence.moves)  # those still to come
+        super().__init__(settings, folder, data, view)
+        self._draws = draw
+        self._evaluations = Evaluations(settings.values, folder)
 
     def execute(self) -> Outcome:
         """Run to the end, whatever it is."""
         for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        write_configs(self._settings, self._folder)
-        self._data.prepare_data()
-        with self._interrupt as interrupt, self._view:
-            try:
-                self._start()
-                self.time.run(lambda: self._over() or interrupt.requested)
-            except Stuck as stuck:
-                self._fail(str(stuck))
-            self._end()
-            if interrupt.requested:
-                self._outcome.status = "interrupted"
-            elif self._outcome.status == "finished":
-                self._evaluations.newest(final=True)
-            self._outcome.validation_loss = finish_run(
-                self._folder, self._outcome.status, draw=self._draw and not interrupt.requested
-            )
-        return self._outcome
-
-    # ------------------------------------------------------------------ course
-
-    def _start(self) -> None:
-        self._syncer = VirtualSyncer(self._syncer_settings(resume=False), self._network)
-        self._syncer.start()
-        for learner in self._learners:
-            learner.start()
-        self.time.at(REFRESH_S, self._refresh)
-        self.time.at(self._settings.values["evaluate"]["every_s"], self._evaluate)
-
-    def _syncer_settings(self, resume: bool) -> SyncerSettings:
-        values = self._settings.values
-        aim = (values["logger"] or {}).get("aim")
-        config = replace(self._settings.syncer, proxied=False, run_id=f"simulated-{values['seed']}")
-        return SyncerSettings(
-            listen="virtual",
-            run_dir=self._folder,
-            resume=resume,
-            config=config,
-            aim=aim["repo"] if aim else None,
-            aim_experiment=aim["experiment"] if aim else "",
-        )
-
-    def _over(self) -> bool:
-        """The syncer has ended and every learner too; or something has failed."""
-        assert self._syncer is not None  # started
-        for learner in self._learners:
-            if learner.ended and learner.error is not None:
-                self._fail(f"learner {learner.name} failed: {learner.error!r}")
-                return True
-        if self._syncer.actor.ended and self._syncer.actor.error is not None:
-            self._fail(f"the syncer failed: {self._syncer.actor.error!r}")
-            return True
-        return self._syncer.ended and all(learner.ended for learner in self._learners)
-
-    def _refresh(self) -> None:
-        self._view.refresh()
-        self.time.at(self.time.now + REFRESH_S, self._refresh)
-
-    def _evaluate(self) -> None:
-        self._evaluations.newest()
-        every_s = self._settings.values["evaluate"]["every_s"]
-        self.time.at(self.time.now + every_s, self._evaluate)
-
-    # ------------------------------------------------------------------ end
-
-    def _end(self) -> None:
-        """Nobody is left in the middle of something: whoever still runs is told to end."""
-        syncer = self._syncer
-        if syncer is not None and not syncer.ended:
-            syncer.server.request_stop("interrupted" if self._interrupt.requested else "failed")
-            deadline = self.time.now + END_S
-            try:
-                self.time.run(lambda: syncer.ended, deadline)
-            except Stuck as stuck:
-                self._problem(f"the syncer did not end: {stuck}")
-                syncer.kill()
-        for learner in self._learners:
-            learner.kill()
+        return super().execute()
 
     @property
     def real_step_seconds(self) -> float:
         """Real seconds of all steps: what the run costs at least."""
-        return sum(learner.real_seconds for learner in self._learners)
+        return sum(life.real_seconds for life in self._virtual.learners)
 
-    def _problem(self, text: str) -> None:
-        self._outcome.problems.append(text)
-        self._view.say(text)
+    # ------------------------------------------------------------------ in place of the real ones
 
-    def _fail(self, text: str) -> None:
-        self._outcome.status = "failed"
-        self._problem(text)
+    def _prepare(self) -> None:
+        settings, folder, say = self._settings, self._folder, self._view.say
+        controlled = settings.learner_ids if settings.faults.needs_proxy else ()
+        seed = settings.values["seed"]
+        network = VirtualNetwork(self.time, settings.network, seed, controlled)
+        disk, clock = VirtualDisk(), self.time.clock
+        self._virtual = VirtualRoles(settings, folder, self._interrupt, network, disk)
+        supervisor = Supervisor(settings.max_restarts, settings.restart_after_s)
+        self._family = Family(self._virtual, supervisor, folder / TAPE, say, clock)
+        children = VirtualChildren(self._family.at_work, network.control)
+        self._chaos = RunChaos(settings.faults, folder, children, say, disk, clock, clock)
+
+    def _clock(self) -> float:
+        return self.time.now
+
+    def _sleep(self, seconds: float) -> None:
+        self.time.play(self.time.now + seconds, lambda: self._interrupt.requested)
+
+    def _start(self) -> None:
+        self._chaos.begin()
+        self._family.start(SYNCER)
+        for learner in self._presence.first:
+            self._family.start(learner_role(learner))
+        for move in self._presence.moves:
+            self.time.at(move.at_s, lambda move=move: self._move(move))
+        self._evaluate_later()
+
+    def _check_alone(self) -> None:
+        if not self._moves:  # else somebody may still come
+            super()._check_alone()
+
+    def _last_evaluation(self) -> None:
+        for move in self._moves:
+            self._view.say(
+                f"warning: simulate.{move.what}s.{move.learner} has no effect: the run was over "
+                f"before {move.at_s:g} s"
+            )
+        if self._outcome.status == "finished" and not self._interrupt.requested:
+            self._evaluations.newest(final=True)
+
+    def _end(self) -> None:
+        """Learners leave, then the syncer ends, as on SIGTERM; who takes long is killed."""
+        for stage in (lambda role: role != SYNCER, lambda role: role == SYNCER):
+            self._end_stage(stage)
+
+    # ------------------------------------------------------------------ pieces
+
+    def _end_stage(self, belongs: Callable[[str], bool]) -> None:
+        stage = [child for role, child in self._family.children.items() if belongs(role)]
+        for child in stage:
+            child.terminate()
+        until = real_time.monotonic() + END_REAL_S
+        while real_time.monotonic() < until and any(one.exit_code() is None for one in stage):
+            self.time.play(self.time.now + END_STAGE_S, lambda: real_time.monotonic() > until)
+        for child in stage:
+            if child.exit_code() is None:
+                self._view.say(f"{child.name} did not end within {END_REAL_S:g} s and was killed")
+                child.kill()
+
+    def _move(self, move: Move) -> None:
+        """A learner joins or is told to leave; one that is away leaves once it is back."""
+        role = learner_role(move.learner)
+        child = self._family.children.get(role)
+        if self._ended or move not in self._moves:
+            return
+        if move.what == JOIN and child is None and role not in self._family.waiting:
+            self._family.start(role)
+        elif move.what != JOIN and child is not None and self._family.at_work(role) is child:
+            child.terminate()
+        else:
+            self.time.at(self.time.now + MOVE_POLL_S, lambda: self._move(move))
+            return
+        self._moves.remove(move)
+
+    def _evaluate_later(self) -> None:
+        every_s = self._settings.values["evaluate"]["every_s"]
+        self.time.at(self.time.now + every_s, self._evaluate)
+
+    def _evaluate(self) -> None:
+        self._evaluations.newest()
+        self._evaluate_later()
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what is not built in virtual time.
+
+    Raises:
+        ValueError: it names the setting.
+    """
+    if settings.resume is not None:
+        raise ValueError(
+            f"launcher.resume is {settings.resume!r}; allowed under mode=simulate: null. A "
+            "simulated run is repeated exactly by its seed instead."
+        )

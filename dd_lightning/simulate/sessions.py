@@ -72,6 +72,7 @@ class Session:
     handshake_s: float = 0.0  # it took so long
     heard_s: float = 0.0  # by the learner
     control_heard_s: float = 0.0  # by the syncer
+    stopped_s: float | None = None  # since when the learner's process stands still
 
     # ------------------------------------------------------------------ signs of life
 
@@ -90,10 +91,26 @@ class Session:
         if way == "up" and role == CONTROL:
             self.control_heard_s = now
 
+    def stop(self) -> None:
+        """The learner's process is stopped: no sign of life, nor any patience, until `go_on`."""
+        self.stopped_s = since_s = self.time.now
+
+        def silent() -> None:  # without heartbeats nobody else watches
+            if self.stopped_s == since_s and self.open_at_syncer:
+                self._lose_learner()
+
+        if self.patience_s is None:
+            self.time.at(since_s + SILENCE_S, silent)
+
+    def go_on(self) -> None:
+        """It reads what has come meanwhile before it looks at any clock."""
+        self.stopped_s, self.heard_s = None, self.time.now
+
     def _ping(self) -> None:
         if not self.open_at_learner:
             return
-        self.flows["up", CONTROL].send(PING_BYTES, self._pong)
+        if self.stopped_s is None:
+            self.flows["up", CONTROL].send(PING_BYTES, self._pong)
         self.time.at(self.time.now + HEARTBEAT_S, self._ping)
 
     def _pong(self) -> None:
@@ -106,7 +123,8 @@ class Session:
         if not self.open_at_learner:
             return
         patience_s = self.patience_s()
-        due_s = self.heard_s + patience_s
+        since_s = self.heard_s if self.stopped_s is None else self.time.now
+        due_s = since_s + patience_s
         if self.time.now < due_s:
             self.time.at(due_s, self._watch_syncer)
             return
@@ -123,6 +141,9 @@ class Session:
         if self.time.now < due_s:
             self.time.at(due_s, self._watch_learner)
             return
+        self._lose_learner()
+
+    def _lose_learner(self) -> None:
         self.syncer.lost(self, f"nothing has come for {SILENCE_S:g} s")
         self.close_at_syncer("connection closed by the syncer")
 

@@ -21,7 +21,7 @@ class Stuck(RuntimeError):
 
 
 class VirtualTime:
-    """Seconds since the run's start; moves only in `run`."""
+    """Seconds since the run's start; moves only in `run` and `play`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,6 +35,15 @@ class VirtualTime:
     def at(self, when: float, action: Action, order: int = MESSAGES_FIRST) -> None:
         """Let `action` happen at `when` (at once if that is past)."""
         heapq.heappush(self._events, (max(when, self.now), order, next(self._numbers), action))
+
+    def play(self, until: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Play what happens up to `until`, which then is now; less where `is_over()` before."""
+        while not is_over():
+            if not self._events or self._events[0][0] > until:
+                self.now = max(self.now, until)
+                return
+            self.now, _, _, action = heapq.heappop(self._events)
+            action()
 
     def run(self, is_over: Callable[[], bool], limit_s: float = float("inf")) -> None:
         """Play events until `is_over()`.

@@ -56,7 +56,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         reach("checkpoint.copied")
         # daemon: a disk that hangs must not keep the process from its end
         threading.Thread(
-            target=_write_and_tell,
+            target=write_and_tell,
             args=(copied, path, storage_options),
             name="syncer-checkpoint",
             daemon=True,
@@ -137,7 +137,8 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def _write_and_tell(checkpoint: dict[str, Any], path: Path, option: InBackground) -> None:
+def write_and_tell(checkpoint: dict[str, Any], path: Path, option: InBackground) -> None:
+    """Write, drop the copies, then call `option.done` with what became of it."""
     num_bytes = _bytes_of(checkpoint)
     error: BaseException | None = None
     try:

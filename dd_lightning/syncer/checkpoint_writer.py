@@ -41,11 +41,15 @@ class NotSaved:
     def reason(self, folder: Path) -> str:
         """What the disk said and what to do, without the path: the tape names no folders."""
         said = getattr(self.error, "strerror", None) or str(self.error)
-        free_mib = shutil.disk_usage(folder).free / 2**20
+        free_mib = self.free_bytes(folder) / 2**20
         return (
             f"{self.file} was refused by the disk ({said}); it needs {self.num_bytes / 2**20:.1f} "
             f"MiB, and {free_mib:.1f} MiB are free. Free space in the run's folder."
         )
+
+    def free_bytes(self, folder: Path) -> int:
+        """What is left on the disk."""
+        return shutil.disk_usage(folder).free
 
 
 class CheckpointWriter(Callback):

@@ -187,7 +187,7 @@ class SyncerRun:
 
     # ------------------------------------------------------------------ replaced in virtual time
 
-    checkpoint_io: type[AtomicCheckpointIO] = AtomicCheckpointIO
+    checkpoint_io: Callable[[], AtomicCheckpointIO] = AtomicCheckpointIO
 
     def _make_stream(self) -> RoundStream:
         return RoundStream(self.config.algorithm.fragments + 2)

@@ -107,7 +107,7 @@ class StatusFile:
         """Write now."""
         self._due_s = now + self._every_s
         try:
-            write_small(self._path, json.dumps(status))
+            self._put(json.dumps(status))
         except OSError as error:
             if not self._is_refused:
                 self._warn(
@@ -118,6 +118,9 @@ class StatusFile:
             self._is_refused = True
         else:
             self._is_refused = False
+
+    def _put(self, text: str) -> None:
+        write_small(self._path, text)
 
 
 class OddPeers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from dd_lightning.syncer.checkpoint_io import AtomicCheckpointIO
 def make_trainer(
     folder: Path,
     callbacks: Sequence[Callback] = (),
-    checkpoint_io: type[AtomicCheckpointIO] = AtomicCheckpointIO,
+    checkpoint_io: Callable[[], AtomicCheckpointIO] = AtomicCheckpointIO,
     **options: Any,
 ) -> Trainer:
     """A Trainer for one pass over a RoundStream.

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dd_lightning.chaos import callback as module
 from dd_lightning.chaos.callback import HUGE, FaultCallback, poison
 from dd_lightning.chaos.plan import FaultPlan, RunShape
 from dd_lightning.chaos.records import DONE, ORDERS, NewRows, append
@@ -127,11 +126,12 @@ def test_slow_steps_take_so_many_times_their_time_and_then_do_not(tmp_path):
     assert life.run(5) == pytest.approx([STEP_S] * 5)
 
 
-def test_a_pause_is_of_the_own_process(tmp_path, monkeypatch):
+def test_a_pause_is_of_the_own_process(tmp_path):
     paused = []
     waker = SimpleNamespace(poll=lambda: None)
-    monkeypatch.setattr(module, "pause", lambda pid, s: paused.append((pid, s)) or waker)
-    Life(tmp_path, {"kind": "pause", "target": 1, "at_step": 2, "seconds": 3}).run(4)
+    life = Life(tmp_path, {"kind": "pause", "target": 1, "at_step": 2, "seconds": 3})
+    life.callback._stop = lambda pid, s: paused.append((pid, s)) or waker
+    life.run(4)
     assert paused == [(os.getpid(), 3.0)]
 
 

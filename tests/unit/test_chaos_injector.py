@@ -3,13 +3,14 @@
 import json
 import signal
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
-from dd_lightning.chaos import injector as module
 from dd_lightning.chaos.injector import Injector
 from dd_lightning.chaos.plan import FaultPlan, RunShape
 from dd_lightning.chaos.records import DONE, ORDERS, NewRows, append
+from dd_lightning.launch import chaos as launch
 
 pytestmark = pytest.mark.unit
 
@@ -26,12 +27,19 @@ class Table:
         self.pids = {"syncer": 1, "learner 0": 10, "learner 1": 11}
         self.signals, self.commands, self.disk = [], [], []
         self.has_proxy, self.now_s = True, 0.0
+        self.paused, self.resumed = [], 0
 
     def pid(self, role):
         return self.pids.get(role)
 
     def signal(self, role, number):
         self.signals.append((role, number))
+
+    def pause(self, role, seconds):
+        self.paused.append((role, seconds))
+
+    def resume(self):
+        self.resumed += 1
 
     def proxy(self, command):
         self.commands += [dict(command)] if self.has_proxy else []
@@ -122,7 +130,15 @@ def test_a_target_that_is_away_is_waited_for(make, table):
     assert injector.faults()[0]["fired"] == 5.0
 
 
-def test_a_pause_ends_by_itself_or_with_the_run(make, table, monkeypatch):
+def test_a_pause_ends_by_itself_or_with_the_run(make, table):
+    injector = make({"kind": "pause", "target": 0, "at_s": 2, "seconds": 4})
+    poll(injector, table, 2.0)
+    assert table.paused == [("learner 0", 4.0)] and injector.faults()[0]["until"] == 6.0
+    injector.close()
+    assert table.resumed == 1
+
+
+def test_children_that_are_paused_go_on_with_the_end_of_the_run(monkeypatch):
     stopped, went_on = [], []
 
     class Waker:
@@ -132,13 +148,15 @@ def test_a_pause_ends_by_itself_or_with_the_run(make, table, monkeypatch):
         def wait(self):
             pass
 
-    monkeypatch.setattr(module, "pause", lambda pid, s: stopped.append((pid, s)) or Waker())
-    monkeypatch.setattr(module, "resume", went_on.append)
-    injector = make({"kind": "pause", "target": 0, "at_s": 2, "seconds": 4})
-    poll(injector, table, 2.0)
-    assert stopped == [(10, 4.0)] and injector.faults()[0]["until"] == 6.0
-    injector.close()
-    injector.close()
+    monkeypatch.setattr(launch, "pause", lambda pid, s: stopped.append((pid, s)) or Waker())
+    monkeypatch.setattr(launch, "resume", went_on.append)
+    child = SimpleNamespace(pid=10, exit_code=lambda: None)
+    children = launch.Children({"learner 0": child}.get)
+    children.pause("learner 0", 4.0)
+    children.pause("learner 1", 4.0)  # not there
+    assert stopped == [(10, 4.0)]
+    children.resume()
+    children.resume()
     assert went_on == [10]
 
 
