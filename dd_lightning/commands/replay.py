@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 def _replay(tape: Path) -> Outcome:
     import torch
 
+    from dd_lightning.launch.data_parallel import is_chosen
     from dd_lightning.launch.settings import check
     from dd_lightning.protocol.tape import read_tape
     from dd_lightning.simulate.replay import Replay
@@ -59,6 +60,12 @@ def _replay(tape: Path) -> Outcome:
 
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    first = next(read_tape(tape), {})
+    if is_chosen(first.get("config") or {}):
+        raise ValueError(
+            f"{tape} is of a run with algorithm=data_parallel; allowed: a tape with merges. A "
+            "simulated run is repeated exactly by its seed."
+        )
     script = ScriptReader().read(read_tape(tape))
     settings = check(script.config)
     # sums depend on the number of threads: as many as the learners had

@@ -44,7 +44,8 @@ class DataParallel:
 
 def is_chosen(values: Mapping[str, Any]) -> bool:
     """Whether the run is data-parallel."""
-    return values["algorithm"].get("preset") == NAME
+    algorithm = values.get("algorithm")
+    return isinstance(algorithm, Mapping) and algorithm.get("preset") == NAME
 
 
 def protocol_settings(values: Mapping[str, Any]) -> dict[str, Any]:

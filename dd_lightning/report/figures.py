@@ -32,6 +32,7 @@ NAMES = (
     "contributors",
     "tokens_lost",
 )
+NO_CONTRIBUTIONS = ("contributors",)  # figures that a data-parallel run does not have
 
 
 def write_figures(
@@ -45,7 +46,9 @@ def write_figures(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with house_style():
-        return [_write(name, folder, series, tokens, summary) for name in NAMES]
+        left_out = NO_CONTRIBUTIONS if series.steps else ()
+        names = [name for name in NAMES if name not in left_out]
+        return [_write(name, folder, series, tokens, summary) for name in names]
 
 
 def _write(

@@ -66,6 +66,12 @@ class Report:
     figures: Sequence[Path] = ()
     note: str = ""  # said above the figures, e.g. why there are none
 
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether this is the baseline, which has neither syncer nor contributions."""
+        algorithm = self.config.get("algorithm")
+        return isinstance(algorithm, Mapping) and algorithm.get("preset") == "data_parallel"
+
 
 def answer(report: Report) -> str:
     """The run in one sentence, as plain text."""
@@ -83,7 +89,10 @@ def answer(report: Report) -> str:
         f" with {summary['tokens_merged_share']:.1%} of the tokens merged"
     )
     compared = compare_bytes(summary, report.parameters)
-    if compared["ratio"] is not None:
+    if report.is_data_parallel:
+        moved = summary["bytes"]["up"]
+        said += f"; {format_bytes(moved)} went from member to member"
+    elif compared["ratio"] is not None:
         said += (
             f"; {format_bytes(compared['sent'])} crossed the wire, where data-parallel training "
             f"would have sent {format_bytes(compared['data_parallel'])} "
@@ -117,7 +126,7 @@ def render_html(report: Report) -> str:
 <div class="figures">{"".join(_figure(path) for path in report.figures)}</div>
 <h2>Bytes compared</h2>
 <p class="note">Data-parallel: {escape(FORMULA)}; parameters = {report.parameters:,}. This run: all
-bytes that the syncer's sockets received and sent.</p>
+bytes that {_counted(report)}.</p>
 <h2>Parameters</h2>
 <p class="note">SHA-256 of Θ: <code>{escape(summary["parameters_sha256"] or "none")}</code></p>
 <h2>Summary and configuration</h2>
@@ -127,6 +136,12 @@ bytes that the syncer's sockets received and sent.</p>
 </body>
 </html>
 """
+
+
+def _counted(report: Report) -> str:
+    if report.is_data_parallel:
+        return "members sent (up) and received (down), so that each is counted twice"
+    return "the syncer's sockets received and sent"
 
 
 def _tiles(report: Report) -> str:

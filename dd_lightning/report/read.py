@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dd_lightning.protocol.tape import TapeError, read_tape
-from dd_lightning.report.figures import write_figures
-from dd_lightning.report.html import Report, render_html
+from dd_lightning.report.figures import NAMES, write_figures
+from dd_lightning.report.html import TITLES, Report, render_html
 from dd_lightning.report.observer import Event
 from dd_lightning.report.series import Series
 from dd_lightning.report.summary import STATUSES, RunReader, write_atomically, write_summary
@@ -52,10 +52,18 @@ def report_run(run_dir: str | os.PathLike[str], status: str | None = None) -> Pa
         warnings=series.warnings,
         faults=[fault.sentence() for fault in series.faults.list()],
         figures=figures,
+        note=_left_out(figures) if series.steps else "",
     )
     page = folder / PAGE
     write_atomically(page, render_html(report).encode())
     return page
+
+
+def _left_out(figures: Sequence[Path]) -> str:
+    """Names the figures that a data-parallel run does not have."""
+    drawn = {path.stem for path in figures}
+    missing = ", ".join(TITLES[name] for name in NAMES if name not in drawn)
+    return f"Left out, since a data-parallel run has no contributions: {missing}."
 
 
 def runs_in(folder: str | os.PathLike[str]) -> list[Path]:

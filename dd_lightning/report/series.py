@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dd_lightning.report.faults import Faults
 from dd_lightning.report.observer import Event, Observer, finite, learner_ids, merge_count
+from dd_lightning.report.steps import StepPoint
 
 STEPPING, PAUSED, HANDING_IN, AWAY = "stepping", "paused", "handing in", "away"
 LANE_OF = {
@@ -55,6 +56,7 @@ class Series(Observer):
     def __init__(self) -> None:
         self.evaluated: list[Evaluated] = []
         self.merges: list[MergePoint] = []
+        self.steps: list[StepPoint] = []  # of a data-parallel run
         self.stretches: dict[str, list[Stretch]] = {}
         self.contributed: dict[str, list[tuple[float, int]]] = {}  # accepted: arrival, round
         self.transfers: list[tuple[float, float, int, int]] = []  # from_s, to_s, up, down
@@ -91,6 +93,10 @@ class Series(Observer):
                 finite(event["grace_s"]) or 0.0,
             )
         )
+
+    def on_all_reduce(self, event: Event) -> None:
+        compute_s, reduce_s = finite(event["compute_s"]), finite(event["reduce_s"])
+        self.steps.append(StepPoint(event["t_s"], event["step"], compute_s or 0.0, reduce_s or 0.0))
 
     def on_contribution(self, event: Event) -> None:
         if event["verdict"] == "accepted":

@@ -14,6 +14,7 @@ from dd_lightning.report.series import (
     Series,
     Stretch,
 )
+from dd_lightning.report.steps import draw_step_durations, draw_step_numbers
 from dd_lightning.report.style import (
     BLUE,
     GREEN,
@@ -44,8 +45,12 @@ def draw_timeline(series: Series) -> Figure:
     tall = max(1.2, 0.42 * len(lanes))
     figure, (top, middle, bottom) = new_figure((tall, 1.5, 1.3), height=tall + 4.6)
     _draw_lanes(top, lanes, series)
-    _draw_rounds(middle, series.merges)
-    _draw_versions(bottom, series.merges)
+    if series.steps:
+        draw_step_durations(middle, series.steps)
+        draw_step_numbers(bottom, series.steps)
+    else:
+        _draw_rounds(middle, series.merges)
+        _draw_versions(bottom, series.merges)
     time_axis(bottom)
     for axes in (top, middle):
         axes.tick_params(axis="x", labelbottom=False)

@@ -264,9 +264,10 @@ class Course:
     def _restart(self) -> None:
         """Wait for the members that are needed, and go back to the last checkpoint."""
         while True:
-            ends = self._away.values()
-            until = min(ends) if self.settings.elastic and not self.members else max(ends)
-            until = max(until, self.now + self.restart_s)
+            if self.settings.elastic:
+                until = max(self.now, min(self._away.values()))
+            else:  # the others' processes must begin anew too
+                until = max(self.now + self.restart_s, *self._away.values())
             self._stand(until)
             if self.settings.elastic or max(self._away.values()) <= until:
                 break
