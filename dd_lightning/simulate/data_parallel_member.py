@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
@@ -87,14 +88,13 @@ class Member:
 
 class Buffers:
     """A module's buffers, put back after each member but the first, whose buffers count: as DDP
-    broadcasts rank 0's before each forward. Only what was written in place is copied."""
+    broadcasts rank 0's before each forward. Copied whole: BatchNorm's writing leaves no trace."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._kept = [(buffer, buffer.clone(), buffer._version) for buffer in module.buffers()]
+        self._kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
 
     def put_back(self) -> None:
         """As they were when this was made."""
-        for index, (buffer, value, version) in enumerate(self._kept):
-            if buffer._version != version:
+        with torch.no_grad():
+            for buffer, value in self._kept:
                 buffer.copy_(value)
-                self._kept[index] = (buffer, value, buffer._version)
