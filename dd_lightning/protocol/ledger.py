@@ -130,9 +130,12 @@ class LearnerLedger:
         state.asked = asked
 
     def on_closed(self, fragment: int, round_: RoundKey) -> None:
-        """Rounds of that fragment up to `round_` are closed."""
+        """Rounds of that fragment up to `round_` are closed, without what is not in by now. Nobody
+        waits for one any more: a cancelled one makes no fragment, that of another is on its way."""
         state = self._fragments[fragment]
         state.closed = max(state.closed, round_)
+        if state.awaited is not None and state.awaited[0] <= round_:
+            state.awaited = None
 
     def reload(self) -> None:
         """Take Θ as it is, whatever the apply mode: what is held is not to be used any more.

@@ -56,8 +56,6 @@ def statistics_travel(run):
     assert "net.1.num_batches_tracked" not in names
 
 
-UNORDERED = "ignore:Detected call of `lr_scheduler.step\\(\\)` before"
-
 FEATURES = [
     Feature("precision_32", 'precision="32-true"', options=o.always(precision="32-true")),
     Feature("bf16_mixed", 'precision="bf16-mixed"', options=o.always(precision="bf16-mixed")),
@@ -140,4 +138,92 @@ FEATURES = [
         verify=statistics_travel,
     ),
     Feature("configure_model", "parameters made in configure_model", m.ConfiguredLate),
+    Feature(
+        "early_stopping",
+        "EarlyStopping",
+        m.Watched,
+        o.stops_early,
+        validates=True,
+        learners=1,
+        steps=8,
+        tokens=32,
+        observe=o.global_step,
+        expected={"global_step": 8},
+    ),
+    Feature(
+        "model_checkpoint",
+        "ModelCheckpoint: files hold the weights after the merge",
+        options=o.checkpoints,
+        observe=o.saved,
+        expected={
+            "files": [f"epoch=0-step={step}.ckpt" for step in (12, 16, 4, 8)] + ["last.ckpt"]
+        },
+    ),
+    Feature("weight_averaging", "WeightAveraging", options=o.averaging),
+    Feature(
+        "rate_monitor",
+        "LearningRateMonitor",
+        m.ByStep,
+        o.monitors_rate,
+        observe=o.rates_logged,
+        expected={"count": 17},
+    ),
+    Feature(
+        "rich_progress_bar",
+        "RichProgressBar",
+        options=o.progress_bar,
+        observe=o.bar_at,
+        expected={"done": 16},
+    ),
+    Feature(
+        "fast_dev_run",
+        "fast_dev_run",
+        options=o.always(fast_dev_run=True),
+        steps=1,
+        tokens=4,
+        observe=o.global_step,
+        expected={"global_step": 1},
+    ),
+    Feature("overfit", "overfit_batches", options=o.always(overfit_batches=2), epochs=8),
+    Feature(
+        "limits",
+        "limit_train_batches, limit_val_batches",
+        options=o.always(limit_train_batches=8, limit_val_batches=1),
+        validates=True,
+        learners=1,
+        epochs=2,
+        observe=o.val_loss,
+    ),
+    Feature(
+        "max_steps",
+        "max_steps",
+        options=o.always(max_steps=16, max_epochs=-1),
+        batches=12,
+        observe=o.global_step,
+        expected={"global_step": 16},
+    ),
+    Feature(
+        "validation",
+        "validation within an epoch, after a sanity check",
+        options=o.always(val_check_interval=3, limit_val_batches=2, num_sanity_val_steps=1),
+        validates=True,
+        learners=1,
+        observe=o.val_loss,
+    ),
+    Feature(
+        "model_with_loss",
+        "a model of Hugging Face's calling convention: tokens are those of the attention mask",
+        m.LanguageModel,
+        data=m.sentences,
+        tokens=16 * 16,
+        fragments=1,
+    ),
+    Feature(
+        "transformers",
+        "GPT-2 of `transformers` in a LightningModule",
+        m.PretrainedModel,
+        data=m.sentences,
+        tokens=16 * 16,
+        needs="transformers",
+    ),
 ]

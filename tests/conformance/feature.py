@@ -25,13 +25,15 @@ def samples(learner: int, batches: int) -> DataLoader:
 class Feature:
     """One thing that Lightning users do, and what has to come out of it.
 
-    Two learners train for `epochs` epochs of `batches` micro-batches with a live syncer, and two
+    The learners train for `epochs` epochs of `batches` micro-batches with a live syncer, and
     plain ones with the reference callback; weights, Θ and `observe` have to be equal, counters and
     tokens what is said here. Everything is a function of modules in files, so that the ranks of a
     group can build it too.
 
     Attributes:
         options: Trainer options (callbacks among them) of (learner, a folder of its own).
+        validates: `fit` gets validation data, the same for all learners.
+        learners: 1 where they validate: one that does is left out of the rounds that open then.
         steps: inner steps that count.
         tokens: of each learner.
         observe: plain values and tensors that a user looks at, after fit.
@@ -39,6 +41,7 @@ class Feature:
         wrap: around the module that `fit` is given.
         verify: what the run's events have to show.
         ignore: warnings of Lightning's or torch's that belong to the feature.
+        needs: a package that is no dependency; the cell is skipped without it.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Feature:
     module: Callable[[], pl.LightningModule] = Regression
     options: Callable[[int, Path], dict[str, Any]] = lambda learner, folder: {}
     data: Callable[[int, int], DataLoader] = samples
+    validates: bool = False
+    learners: int = 2
     batches: int = 16
     epochs: int = 1
     steps: int = 16
@@ -59,6 +64,7 @@ class Feature:
     wrap: Callable[[Any], Any] = lambda module: module
     verify: Callable[[Run], None] = lambda run: None
     ignore: tuple[str, ...] = ()
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import lightning.pytorch as pl
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
 
 from tests.trainers import Regression
 
@@ -153,3 +156,72 @@ class ConfiguredLate(Small):
     def configure_model(self):
         if self.net is None:
             self.net = drawn(self.build())
+
+
+class Watched(Regression):
+    """Logs what callbacks look at."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("steps_done", float(self.trainer.global_step))
+
+
+class Sentences(Dataset):
+    """`batches` times 4 sentences of 6, 5, 3 and 2 tokens, padded; as a tokenizer makes them."""
+
+    def __init__(self, learner, batches):
+        generator = torch.Generator().manual_seed(learner)
+        self.ids = torch.randint(1, 16, (4 * batches, 6), generator=generator)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        mask = (torch.arange(6) < (6, 5, 3, 2)[index % 4]).long()
+        ids = self.ids[index] * mask
+        labels = torch.where(mask == 1, ids, -100)
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def sentences(learner, batches):
+    """Batches of 16 tokens."""
+    return DataLoader(Sentences(learner, batches), batch_size=4)
+
+
+class CausalModel(nn.Module):
+    """Called as a model of `transformers` is: named tensors in, an object with `.loss` out."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lm_head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        logits = self.lm_head(self.embed(input_ids))
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return SimpleNamespace(loss=loss, logits=logits)
+
+
+def gpt2():
+    """The smallest GPT-2 of `transformers`, without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+
+
+class LanguageModel(Small):
+    """A model of Hugging Face's calling convention inside a LightningModule."""
+
+    def build(self):
+        return CausalModel()
+
+    def training_step(self, batch, batch_idx):
+        return self.net(**batch).loss
+
+
+class PretrainedModel(LanguageModel):
+    """The same with a model of `transformers`."""
+
+    def build(self):
+        return gpt2()

@@ -38,7 +38,7 @@ def learning_rate(trainer, module, folder):
 
 def stops_early(learner, folder):
     """At the second validation, whatever the loss."""
-    stop = EarlyStopping("epoch_progress", patience=0, mode="max", stopping_threshold=7.5)
+    stop = EarlyStopping("steps_done", mode="max", stopping_threshold=7.5)
     return {"callbacks": [stop], "val_check_interval": 4, "limit_val_batches": 1}
 
 
@@ -81,11 +81,16 @@ def progress_bar(learner, folder):
 
 
 def bar_at(trainer, module, folder):
-    """Where the bar is."""
+    """How far learner 0's bar came."""
     bar = trainer.progress_bar_callback
-    return {"done": None if bar is None else bar._trainer.fit_loop.epoch_loop.batch_idx}
+    return {"done": None if bar is None else bar.progress.tasks[0].completed}
 
 
 def global_step(trainer, module, folder):
     """Lightning's own count."""
-    return {"global_step": trainer.global_step, "stopped": trainer.should_stop}
+    return {"global_step": trainer.global_step, "epoch": trainer.current_epoch}
+
+
+def val_loss(trainer, module, folder):
+    """As callbacks and users read it."""
+    return {"val_loss": trainer.callback_metrics["val_loss"]}

@@ -12,13 +12,12 @@ from dd_lightning.algorithm import canonical_name
 from dd_lightning.protocol.config import SyncerConfig
 from tests.conformance.feature import End, Run
 from tests.conformance.plain_diloco import OUTER, Meeting, PlainDiLoCo
-from tests.trainers import QUIET, StartTogether, run_threads
+from tests.trainers import QUIET, StartTogether, loader, run_threads
 
 ADDRESS = "tcp://127.0.0.1:1"  # stands for the syncer in memory
-LEARNERS = 2
 
 
-def config(feature, learners=LEARNERS):
+def config(feature):
     """Everyone waits for the merge, so that a run is the same on any machine."""
     algorithm = {
         "preset": "diloco",
@@ -26,7 +25,7 @@ def config(feature, learners=LEARNERS):
         "sync_every": feature.sync_every,
         "outer": OUTER,
     }
-    return SyncerConfig.load({"algorithm": algorithm, "learners": learners})
+    return SyncerConfig.load({"algorithm": algorithm, "learners": feature.learners})
 
 
 def train(feature, module, learner, folder, strategy, callback):
@@ -36,7 +35,8 @@ def train(feature, module, learner, folder, strategy, callback):
     callbacks = [callback, *given.pop("callbacks", [])]
     options = {**QUIET, "default_root_dir": folder, **given}
     trainer = pl.Trainer(**options, strategy=strategy, callbacks=callbacks)
-    trainer.fit(feature.wrap(module), feature.data(learner, feature.batches))
+    validation = loader(7) if feature.validates else None
+    trainer.fit(feature.wrap(module), feature.data(learner, feature.batches), validation)
     parameters = {canonical_name(n): p.detach() for n, p in module.named_parameters()}
     buffers = {canonical_name(n): b.detach() for n, b in module.named_buffers()}
     return End(parameters, buffers, feature.observe(trainer, module, folder))
@@ -45,7 +45,7 @@ def train(feature, module, learner, folder, strategy, callback):
 def live(feature, inner, syncer, folder):
     """Both learners with the syncer that `syncer` makes."""
     running = syncer(config(feature))
-    barrier = threading.Barrier(LEARNERS)
+    barrier = threading.Barrier(feature.learners)
 
     def learner(index, module):
         strategy = DecoupledDiLoCoStrategy(ADDRESS, learner=str(index), inner=inner, data="none")
@@ -58,8 +58,8 @@ def live(feature, inner, syncer, folder):
 
 def plain(feature, folder):
     """(ends, Θ as far as it was merged at the last step, the reference callback of learner 0)."""
-    meeting = Meeting(LEARNERS, feature.sync_every, feature.fragments)
-    callbacks = [PlainDiLoCo(meeting, index) for index in range(LEARNERS)]
+    meeting = Meeting(feature.learners, feature.sync_every, feature.fragments)
+    callbacks = [PlainDiLoCo(meeting, index) for index in range(feature.learners)]
 
     def learner(index, module):
         where = folder / f"plain{index}"
@@ -71,14 +71,14 @@ def plain(feature, folder):
 
 
 def _side_by_side(feature, learner):
-    ends: list[End] = [None] * LEARNERS
-    modules = [feature.module() for _ in range(LEARNERS)]
+    ends: list[End] = [None] * feature.learners
+    modules = [feature.module() for _ in range(feature.learners)]
 
     def keep(index):
         ends[index] = learner(index, modules[index])
 
     try:
-        run_threads(*(lambda index=index: keep(index) for index in range(LEARNERS)))
+        run_threads(*(lambda index=index: keep(index) for index in range(feature.learners)))
     finally:
         # bf16-true sets it around each step, for all threads: whoever is last puts back bfloat16
         torch.set_default_dtype(torch.float32)

@@ -374,6 +374,15 @@ def test_overlap_waits_for_its_round_and_gives_up_at_the_bound():
     assert ledger.must_wait(8.0)
 
 
+def test_overlap_waits_no_longer_for_a_round_that_closed_without_it():
+    ledger, values = make(sync_every=1, wait="overlap", overlap=0)
+    step(ledger, values)
+    only(ledger.boundary(0.0), Snapshot)
+    assert ledger.must_wait(1.0)
+    ledger.on_closed(0, (1, 1))  # cancelled: all of its roster were paused
+    assert not ledger.must_wait(1.0)
+
+
 def test_overlap_counts_from_the_clock_of_the_run():
     ledger, values = make(sync_every=4, wait="overlap")
     ledger.attach(welcome(1, clock=7, next_round=2))
