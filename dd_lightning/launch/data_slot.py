@@ -44,8 +44,9 @@ class DataSlot(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The learner has joined by now; its first batch is still to come."""
         slot = trainer.strategy.given_slot  # type: ignore[attr-defined] (ours)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / SLOT_FILE).write_text(f"{slot}\n")
+        if trainer.is_global_zero:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / SLOT_FILE).write_text(f"{slot}\n")
         data = trainer.datamodule
         if self._in_data and data.data_slot != slot:
             log.info("data slot %d, given by the syncer", slot)

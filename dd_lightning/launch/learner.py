@@ -22,6 +22,7 @@ from lightning.pytorch.loggers import CSVLogger
 from dd_lightning.chaos.callback import FaultCallback
 from dd_lightning.chaos.plan import FaultPlan
 from dd_lightning.launch.data_slot import DataSlot, number_of, wanted_slot
+from dd_lightning.launch.learner_kind import inner_of, own_rank, trainer_options
 from dd_lightning.launch.leaving import Checkpoints, run_until_told
 from dd_lightning.launch.settings import learner_values, run_shape
 from dd_lightning.launch.step_floor import StepFloor
@@ -64,6 +65,7 @@ def train(
     strategy = DecoupledDiLoCoStrategy(
         syncer,
         learner=learner,
+        inner=inner_of(values),
         data="none" if takes_slots(values) else "shard",
         connect_timeout=values["timeouts"]["connect"],
         data_slot=slot,
@@ -71,7 +73,7 @@ def train(
     strategy.surroundings = surroundings
     trainer = pl.Trainer(
         **values["trainer"],
-        devices=values["learner"]["devices"],
+        **trainer_options(values),
         strategy=strategy,
         default_root_dir=str(folder),
         logger=_logger(values["logger"], folder),
@@ -100,6 +102,8 @@ def _callbacks(values: Mapping[str, Any], learner: str, folder: Path) -> list[Ca
     floor_s = values["launcher"]["step_floor_s"]
     callbacks: list[Callback] = [checkpoint]
     callbacks += [StepFloor(floor_s)] if floor_s > 0 else []
+    if own_rank() != 0:
+        return callbacks  # what follows is for the learner as a whole
     plan = FaultPlan.load(values["chaos"], run_shape(values))
     if plan.kinds:  # after the floor: what it lengthens is the padded step
         callbacks.append(FaultCallback(plan, learner, folder.parent.parent))

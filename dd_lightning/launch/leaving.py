@@ -18,7 +18,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from dd_lightning.launch.supervision import LEFT_CODE
+from dd_lightning.launch.learner_kind import own_rank
+from dd_lightning.launch.supervision import FINISHED_CODE, LEFT_CODE
 
 
 class Checkpoints(ModelCheckpoint):
@@ -38,7 +39,11 @@ class Checkpoints(ModelCheckpoint):
 
 
 def run_until_told(train: Callable[[], None]) -> None:
-    """Run `train`; where a signal ends it in order, end the process with code `LEFT_CODE`."""
+    """Run `train`; where a signal ends it in order, end the process with code `LEFT_CODE`.
+
+    Ranks of a group other than the first end with 0: to Lightning's first rank, which watches
+    them, any other code means that they are lost, and it would be killed over its checkpoint.
+    """
     signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
         train()
@@ -52,4 +57,4 @@ def _leave_at_once() -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(LEFT_CODE)
+    os._exit(LEFT_CODE if own_rank() == 0 else FINISHED_CODE)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from dd_lightning.algorithm import CODECS, FRAGMENTERS, MERGE_RULES, check_outer, resolve
 from dd_lightning.chaos.plan import FaultPlan, RunShape
 from dd_lightning.launch import checks, data_parallel
+from dd_lightning.launch.learner_kind import OVERRIDABLE, check_learner
 from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
 from dd_lightning.protocol.config import SyncerConfig, Timeouts
@@ -56,7 +57,6 @@ LAUNCHER_KEYS = (
 )
 LAST = "last"  # launcher.resume: from the newest checkpoints
 LOGGERS = ("csv", "aim")
-OVERRIDABLE = ("trainer", "task")
 MAX_LOCAL_LEARNERS = 200  # each has a loopback address of its own, 127.0.1.1 to 127.0.1.200
 
 
@@ -259,11 +259,7 @@ def _check_learners(values: Mapping[str, Any]) -> None:
         raise ValueError(
             f"learners is {values['learners']}; allowed: 1 to {MAX_LOCAL_LEARNERS} on one machine."
         )
-    checks.choice(values, "learner.name", ["single"])
-    checks.known_keys(values["learner"], ("name", "devices", "overrides"), "learner.")
-    if checks.get(values, "learner.devices") != 1:
-        given = values["learner"]["devices"]
-        raise ValueError(f"learner.devices is {given!r}; allowed: 1 under learner=single.")
+    check_learner(values)
     overrides = checks.get(values, "learner.overrides") or {}
     if not isinstance(overrides, Mapping):
         raise ValueError(
@@ -276,9 +272,13 @@ def _check_learners(values: Mapping[str, Any]) -> None:
         if not isinstance(own, Mapping):
             raise ValueError(
                 f"learner.overrides.{key} is {own!r}; allowed: a mapping of "
-                f"{' and '.join(OVERRIDABLE)} settings."
+                f"{', '.join(OVERRIDABLE)} settings."
             )
         checks.known_keys(own, OVERRIDABLE, f"learner.overrides.{key}.")
+        try:
+            check_learner(learner_values(values, str(key)))
+        except ValueError as error:
+            raise ValueError(f"learner.overrides.{key}: {error}") from error
 
 
 def _check_loggers(values: Mapping[str, Any]) -> None:

@@ -1,0 +1,85 @@
+"""What a learner of the kit is: one process, or a group of ranks under a strategy of Lightning's.
+
+A group is one child of the launcher, whose process starts the other ranks in its own session: they
+are ended with it, and a rank that is lost ends that learner only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+
+from dd_lightning.launch import checks
+
+LEARNER_KEYS = ("name", "devices", "overrides")
+OVERRIDABLE = ("trainer", "task", "learner")
+RANKS_WAIT = timedelta(minutes=10)  # for each other, and for what rank 0 waits for (joins, finals)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One choice of `learner=`."""
+
+    is_group: bool
+    inner: type[Strategy] | None = None  # None: the strategy's own "auto"
+
+
+KINDS = {
+    "single": Kind(is_group=False),
+    "ddp": Kind(is_group=True, inner=DDPStrategy),
+    "fsdp2": Kind(is_group=True, inner=ModelParallelStrategy),
+}
+
+
+def check_learner(values: Mapping[str, Any]) -> None:
+    """`learner.name` and `learner.devices` of one learner's values.
+
+    Raises:
+        ValueError: one of them is not allowed.
+    """
+    name = checks.choice(values, "learner.name", KINDS)
+    checks.known_keys(values["learner"], LEARNER_KEYS, "learner.")
+    devices = checks.integer(values, "learner.devices", 1)
+    if KINDS[name].is_group:
+        if values["mode"] == "simulate":
+            raise ValueError(
+                f"learner is {name!r}; allowed: single under mode=simulate, where a learner is a "
+                "thread. Simulate single learners with the batches of a whole group instead."
+            )
+    elif devices != 1:
+        groups = " or ".join(name for name, kind in KINDS.items() if kind.is_group)
+        raise ValueError(
+            f"learner.devices is {devices!r}; allowed: 1 under learner=single. For more, choose "
+            f"learner={groups}."
+        )
+
+
+def inner_of(values: Mapping[str, Any]) -> str | Strategy:
+    """What the strategy of this learner extends."""
+    name, devices = values["learner"]["name"], values["learner"]["devices"]
+    inner = KINDS[name].inner
+    if inner is None:
+        return "auto"
+    if inner is ModelParallelStrategy:
+        return ModelParallelStrategy(devices, 1, timeout=RANKS_WAIT)
+    return DDPStrategy(timeout=RANKS_WAIT)
+
+
+def trainer_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Devices, and for a group that this process starts its ranks itself, whatever job (Slurm,
+    torchrun) the launcher is in."""
+    devices = values["learner"]["devices"]
+    if not KINDS[values["learner"]["name"]].is_group:
+        return {"devices": devices}
+    return {"devices": devices, "plugins": [LightningEnvironment()]}
+
+
+def own_rank() -> int:
+    """Of this process in its learner; known before the Trainer is."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
