@@ -225,11 +225,12 @@ class LearnerSession:
             self._hand_over(self._boundary())
 
     def close(self, reason: str) -> None:
-        """Leave: say goodbye and end the comm thread, within `timeouts.shutdown`."""
+        """Leave: with a reason say goodbye; end the comm thread, within `timeouts.shutdown`."""
         if self._closed:
             return
         self._closed = True
-        self._comm.call(self._link.goodbye, reason)
+        if reason:
+            self._comm.call(self._link.goodbye, reason)
         if not self._comm.stop(self.config.timeouts.shutdown):
             log.warning("the comm thread did not end within timeouts.shutdown")
 

@@ -263,14 +263,18 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        self._close(f"{type(exception).__name__}: {exception}"[:200])
+        said = f"{type(exception).__name__}: {exception}"[:200]
+        # To a rank it is a RuntimeError when another is lost, whatever ended that one: this learner
+        # has died, and as one that was killed it is expected back instead of saying goodbye.
+        has_died = self.group is not None and isinstance(exception, RuntimeError)
+        self._close("" if has_died else said)
 
     def teardown(self) -> None:
         self._close("teardown")
         super().teardown()
 
     def _close(self, reason: str) -> None:
-        """Idempotent, within `timeouts.shutdown`."""
+        """Idempotent, within `timeouts.shutdown`; without a reason nothing is said."""
         session, self._session = self._session, None
         if self._cuts is not None and session is not None:
             self._trainer.callbacks.remove(self._cuts)

@@ -23,15 +23,18 @@ def test_two_learners_of_two_ddp_ranks_are_bitwise_two_single_ones(tmp_path):
         assert len(set(ranks[0]["digests"])) == len(ranks[0]["digests"])
 
 
-def test_theta_does_not_depend_on_which_learner_is_sharded(tmp_path):
-    runs = {"first": [{"inner": "fsdp2"}, SINGLE], "second": [SINGLE, {"inner": "fsdp2"}]}
+@pytest.mark.parametrize("sharded", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_theta_does_not_depend_on_which_learner_is_sharded(tmp_path, sharded):
+    kinds = [SINGLE, SINGLE]
+    kinds[sharded] = {"inner": "fsdp2"}
     merges = {}
-    for name, learners in runs.items():
+    for name, learners in {"mixed": kinds, "single": [SINGLE, SINGLE]}.items():
         tape = run(tmp_path / name, learners)
         merges[name] = [event["digest"] for event in tape if event["event"] == "merge"]
-    assert merges["first"] == merges["second"] and len(set(merges["first"])) > 4
+    assert merges["mixed"] == merges["single"] and len(set(merges["single"])) > 4
+    ranks = [said(tmp_path / "mixed", sharded, rank) for rank in range(2)]
+    assert ranks[0]["strategy"] == "ModelParallelStrategy"
+    assert ranks[0]["digests"] == ranks[1]["digests"]
     for learner in range(2):
-        sharded = [said(tmp_path / ["first", "second"][learner], learner, rank) for rank in (0, 1)]
-        assert sharded[0]["strategy"] == "ModelParallelStrategy"
-        assert sharded[0]["digests"] == sharded[1]["digests"]
-        assert sharded[0]["digests"] == said(tmp_path / ["second", "first"][learner], learner)["digests"]
+        mixed, single = (said(tmp_path / name, learner)["digests"] for name in merges)
+        assert mixed == single
