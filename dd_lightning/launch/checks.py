@@ -44,12 +44,13 @@ def seconds(values: Mapping[str, Any], name: str, positive: bool = True) -> floa
     return float(value)
 
 
-def choice(values: Mapping[str, Any], name: str, allowed: Iterable[str]) -> str:
-    """One of a few words."""
+def choice(values: Mapping[str, Any], name: str, allowed: Iterable[str | bool]) -> Any:
+    """One of a few words, or of false and true."""
     value = get(values, name)
     allowed = list(allowed)
     if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; allowed: {' | '.join(allowed)}.")
+        words = [str(one).lower() if isinstance(one, bool) else one for one in allowed]
+        raise ValueError(f"{name} is {value!r}; allowed: {' | '.join(words)}.")
     return value
 
 

@@ -34,12 +34,20 @@ class Member:
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """Its process begins, at the state of a checkpoint if there is one."""
         self._loader = self._batches = None
-        if state is not None:
-            self.data.load_state_dict(dict(state["data"]))
-            ours = RandomState.current()
-            restore_rng(state["random"])
-            self.random = RandomState.current()
-            ours.restore()
+        if state is None:
+            return
+        ours = RandomState.current()
+        self.data.load_state_dict(dict(state["data"]))
+        self._iterate()  # first: beginning to iterate draws a seed, which was drawn long ago
+        restore_rng(state["random"])
+        self.random = RandomState.current()
+        ours.restore()
+
+    def _iterate(self) -> Iterator[Any]:
+        if self._loader is None:
+            self._loader = self.data.train_dataloader()
+        self._batches = iter(self._loader)
+        return self._batches
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values and tensors."""
@@ -51,14 +59,10 @@ class Member:
 
     def next_batch(self, trainer: pl.Trainer) -> Any:
         """Draw one and bring it to the device, through the hooks that Lightning calls."""
-        if self._batches is None:
-            self._loader = self.data.train_dataloader()
-            self._batches = iter(self._loader)
         try:
-            batch = next(self._batches)
+            batch = next(self._iterate() if self._batches is None else self._batches)
         except StopIteration:  # a new epoch of its own
-            self._batches = iter(self._loader)
-            batch = next(self._batches)
+            batch = next(self._iterate())
         module = trainer.lightning_module
         batch = trainer.precision_plugin.convert_input(batch)
         batch = self._owner("on_before_batch_transfer", module).on_before_batch_transfer(batch, 0)

@@ -63,6 +63,7 @@ class JobData(pl.LightningDataModule):
         return data.val_dataloader() if is_overridden("val_dataloader", data) else []
 
     def state_dict(self) -> dict[str, Any]:
+        self._members[0].random = RandomState.current()  # its own, outside of a step
         return {"members": [member.state() for member in self._members]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
