@@ -6,11 +6,14 @@ import argparse
 import json
 from typing import Any
 
-from dd_lightning.simulate.estimate import Estimate, estimate
+from dd_lightning.commands.parsing import OneLineParser
+from dd_lightning.simulate.estimate import DEFAULT_MEMORY_BYTES, Estimate, estimate
 from dd_lightning.simulate.fleet_parameters import FleetParameters
 from dd_lightning.simulate.goodput import simulate_fleet
 
 CONFIG_MODULE = "dd_lightning.conf"
+ENDLESS = -1  # as trainer.max_steps
+UNKNOWN_STEP_S = 1.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +25,16 @@ def main(argv: list[str] | None = None) -> int:
     settings = check(values)
     given = arguments.parameters
     parameters = _count(settings.values) if given is None else given
-    found = estimate(int(parameters), settings.syncer, settings.network, arguments.step_s)
+    step_s = _step_s(settings.values) if arguments.step_s is None else arguments.step_s
+    steps = settings.values["trainer"]["max_steps"] if arguments.steps is None else arguments.steps
+    found = estimate(
+        int(parameters),
+        settings.syncer,
+        settings.network,
+        step_s,
+        steps if steps != ENDLESS else None,
+        1e9 * arguments.memory_gb,
+    )
     goodput = None
     if arguments.chips is not None:
         fleet = FleetParameters(mtbi_years=arguments.mtbi_years)
@@ -31,9 +43,10 @@ def main(argv: list[str] | None = None) -> int:
             learners, arguments.chips, True, fleet, settings.values["seed"]
         ).goodput
     if arguments.json:
-        print(json.dumps(found.to_dict() | {"parameters": int(parameters), "goodput": goodput}))
+        given_too = {"parameters": int(parameters), "step_s": step_s, "steps": steps}
+        print(json.dumps(found.to_dict() | given_too | {"goodput": goodput}))
     else:
-        _show(found, int(parameters), goodput)
+        _show(found, int(parameters), step_s, steps, goodput)
     return 0
 
 
@@ -65,20 +78,31 @@ def _count(values: dict[str, Any]) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def _show(found: Estimate, parameters: int, goodput: float | None) -> None:
+def _step_s(values: dict[str, Any]) -> float:
+    """Of the configuration: the simulated step, or the time to which steps are padded."""
+    if values["mode"] == "simulate":
+        return float(values["simulate"]["step_s"])
+    return float(values["launcher"]["step_floor_s"]) or UNKNOWN_STEP_S
+
+
+def _show(
+    found: Estimate, parameters: int, step_s: float, steps: int, goodput: float | None
+) -> None:
+    run = "without end" if steps == ENDLESS else f"of {steps} steps"
     print(
-        f"{parameters:,} parameters, {len(found.learners)} learners: effective H "
-        f"{found.effective_h:.1f}, {found.in_flight} rounds in flight"
+        f"{parameters:,} parameters, {len(found.learners)} learners, a run {run} of {step_s:g} s: "
+        f"effective H {found.effective_h:.1f} ({found.steady_h:.1f} without start and end), "
+        f"{found.in_flight} rounds in flight"
     )
     print(
         f"{'learner':<8}{'region':<16}{'rtt ms':>8}{'up s':>9}{'down s':>9}{'rho s':>9}"
-        f"{'latency':>9}{'lat/H':>7}{'up/step':>11}{'down/step':>11}{'link':>6}"
+        f"{'latency':>9}{'stale':>7}{'lat/H':>7}{'up/step':>11}{'down/step':>11}{'link':>6}"
     )
     for row in found.learners:
         print(
             f"{row.learner:<8}{row.region:<16}{row.rtt_ms:>8.1f}{row.transfer_up_s:>9.3f}"
             f"{row.transfer_down_s:>9.3f}{row.rho_s:>9.3f}{row.latency_steps:>9.1f}"
-            f"{row.overwrite_cost:>7.0%}{_size(row.bytes_up_per_step):>11}"
+            f"{row.staleness:>7}{row.overwrite_cost:>7.0%}{_size(row.bytes_up_per_step):>11}"
             f"{_size(row.bytes_down_per_step):>11}{row.link_share:>6.0%}"
         )
     print(
@@ -86,7 +110,8 @@ def _show(found: Estimate, parameters: int, goodput: float | None) -> None:
         f"hour, egress of the syncer {_size(found.egress_per_day)} a day"
     )
     print(
-        f"syncer: {_size(found.syncer_memory)} memory, {found.syncer_cpu_share:.0%} of a core; "
+        f"syncer: {_size(found.syncer_memory)} memory ({found.syncer_memory_share:.0%} of its "
+        f"machine), {found.syncer_cpu_share:.0%} of a core; "
         f"boundary {found.boundary_share:.1%} of a step"
     )
     if goodput is not None:
@@ -105,10 +130,15 @@ def _size(num_bytes: float) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dd-lightning estimate", description=__doc__)
+    parser = OneLineParser(prog="dd-lightning estimate", description=__doc__)
     add = parser.add_argument
     add("--parameters", type=float, help="trainable elements; default: of the task's module")
-    add("--step-s", type=float, default=1.0, help="seconds of one inner step")
+    add("--step-s", type=float, help="seconds of one inner step; default: simulate.step_s under "
+        "mode=simulate, else launcher.step_floor_s, else 1")  # fmt: skip
+    add("--steps", type=int, help="of each learner, for the share of start and end; -1: a run "
+        "without end; default: trainer.max_steps")  # fmt: skip
+    add("--memory-gb", type=float, default=DEFAULT_MEMORY_BYTES / 1e9,
+        help="of the syncer's machine; default: %(default)g")  # fmt: skip
     add("--chips", type=int, help="of the whole fleet: adds the goodput under failures")
     add("--mtbi-years", type=float, default=1.0, help="between failures of a chip")
     add("--json", action="store_true")

@@ -6,16 +6,21 @@ model; nothing is started. All times in seconds, sizes in bytes, unless a name s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
-from dd_lightning.network.link import BITS_PER_BYTE, Direction, rate_bit_s, transfer_s
-from dd_lightning.network.profiles import Link, WanProfile
+from dd_lightning.network.profiles import WanProfile
 from dd_lightning.protocol.config import SyncerConfig
-from dd_lightning.protocol.estimates import in_flight_bound
+from dd_lightning.simulate.estimate_links import (
+    HEADER_BYTES_DOWN,
+    HEADER_BYTES_UP,
+    REPORT_BYTES,
+    Path,
+    interval,
+    paths,
+    start_s,
+)
 
 THETA_BYTES = 4  # an element of Θ on its way to the learners
 CODEC_BYTES = {"none": 4, "bf16": 2}  # an element of a contribution of a float32 learner
@@ -23,7 +28,7 @@ MERGE_BYTES_S = 1.0e9  # contributions through checks, merge and outer step, one
 COPY_BYTES_S = 2.0e9  # snapshot or apply at a boundary, device to host memory
 SYNCER_BASE_BYTES = 340 << 20  # a syncer's process without a model
 SYNCER_COPIES = 5  # Θ, momentum, outer gradient, published bytes, copy for the checkpoint
-HALF_STEP = 0.5  # what a message waits for the next boundary, on average
+DEFAULT_MEMORY_BYTES = 64e9
 LATENCY_STEPS_OVERWRITE = 0.9  # of overwrite, beside RTT and two transfers (protocol.md)
 
 
@@ -38,6 +43,7 @@ class LearnerEstimate:
     transfer_down_s: float
     rho_s: float  # pull sent to contribution arrived, without the wait for the boundary
     latency_steps: float  # snapshot to apply
+    staleness: int  # merges of a fragment that its contributions do not know of
     overwrite_cost: float  # share of the work that overwrite loses: latency / H
     bytes_up_per_step: float
     bytes_down_per_step: float
@@ -49,12 +55,14 @@ class Estimate:
     """A run; `binding` names the resource that is used most, `advice` what would help."""
 
     learners: tuple[LearnerEstimate, ...]
-    effective_h: float
+    effective_h: float  # as the summary has it: with the last rounds of a run of `steps`
+    steady_h: float  # without them
     in_flight: int
     bytes_per_step: float  # all learners, both directions
     bytes_per_hour: float
     egress_per_day: float  # of the syncer's side, to the learners
     syncer_memory: float
+    syncer_memory_share: float  # of the memory of its machine
     syncer_cpu_share: float  # of one core
     boundary_share: float  # of a step, for copies
     binding: str
@@ -65,33 +73,59 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(parameters: int, config: SyncerConfig, network: WanProfile, step_s: float) -> Estimate:
+def estimate(
+    parameters: int,
+    config: SyncerConfig,
+    network: WanProfile,
+    step_s: float,
+    steps: int | None = None,
+    memory: float = DEFAULT_MEMORY_BYTES,
+) -> Estimate:
     """Estimate a run of `config.learners` learners.
 
     Args:
         parameters: trainable elements.
         step_s: seconds of one inner step.
+        steps: of each learner: the run's first download and last rounds are counted in. None: a
+            run without end.
+        memory: of the syncer's machine, bytes.
 
     Raises:
         ValueError: no parameter, step or learner, or a codec without a known size.
     """
-    _check(parameters, config, step_s)
+    _check(parameters, config, step_s, steps, memory)
     algorithm = config.algorithm
     size = parameters / algorithm.fragments
     up = size * CODEC_BYTES[str(algorithm.codec)]
-    down = size * THETA_BYTES
-    paths = _paths(config.learners or 1, network, up, down)
-    interval, in_flight = _interval(paths, config, step_s)
-    effective_h = interval * algorithm.fragments / step_s
-    rows = tuple(
-        _learner(index, path, up, down, effective_h, interval, algorithm.fragments, step_s)
-        for index, path in enumerate(paths)
-    )
-    return _whole(rows, parameters, up, effective_h, in_flight, interval, config, step_s)
+    ways = paths(config.learners or 1, network, up, size * THETA_BYTES, step_s)
+    every_s, in_flight = interval(ways, config, step_s)
+    steady_h = every_s * algorithm.fragments / step_s
+    plan = _Plan(
+        parameters, algorithm.fragments, up, step_s, steps, every_s, steady_h,
+        _with_ends(steady_h, steps, ways, algorithm.fragments, step_s), in_flight,
+    )  # fmt: skip
+    rows = tuple(plan.learner(index, way) for index, way in enumerate(ways))
+    return _whole(rows, plan, config, memory)
 
 
-def _check(parameters: int, config: SyncerConfig, step_s: float) -> None:
-    for name, value in (("parameters", parameters), ("step-s", step_s)):
+def _with_ends(
+    steady_h: float, steps: int | None, ways: Sequence[Path], fragments: int, step_s: float
+) -> float:
+    """Effective H of a run of `steps`: rounds go on while a learner that joined later trains, and
+    one last round of each fragment merges what is handed in at the end."""
+    if steps is None:
+        return steady_h
+    starts = [start_s(way, fragments) for way in ways]
+    later = (max(starts) - min(starts)) / step_s
+    return steps / ((steps + later) / steady_h + 1)
+
+
+def _check(
+    parameters: int, config: SyncerConfig, step_s: float, steps: int | None, memory: float
+) -> None:
+    given = {"parameters": parameters, "step-s": step_s, "steps": 1 if steps is None else steps}
+    given["memory-gb"] = memory / 1e9
+    for name, value in given.items():
         if not 0 < value < float("inf"):
             raise ValueError(f"--{name} is {value!r}; allowed: a number above 0.")
     if str(config.algorithm.codec) not in CODEC_BYTES:
@@ -102,133 +136,91 @@ def _check(parameters: int, config: SyncerConfig, step_s: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Path:
-    region: str
-    rtt_s: float
-    up_s: float
-    down_s: float
+class _Plan:
+    parameters: int
+    fragments: int
+    up: float  # bytes of one fragment's contribution
+    step_s: float
+    steps: int | None
+    interval_s: float  # between two rounds
+    steady_h: float
+    effective_h: float
+    in_flight: int
 
     @property
-    def rho_s(self) -> float:
-        return self.rtt_s + self.up_s
+    def down(self) -> float:
+        """Bytes of one fragment of Θ."""
+        return THETA_BYTES * self.parameters / self.fragments
 
-
-def _paths(learners: int, network: WanProfile, up: float, down: float) -> list[_Path]:
-    """Learners of one region share its pipe."""
-    if not network.needs_proxy:
-        return [_Path("local", 0.0, 0.0, 0.0)] * learners
-    regions = [network.region_of(index) for index in range(learners)]
-    sharing = Counter(regions)
-    paths = []
-    for region in regions:
-        link: Link = network.link(region)
-        up_s = max(transfer_s(link, int(up), "up"), sharing[region] * _line_s(link, up, "up"))
-        down_s = max(
-            transfer_s(link, int(down), "down"), sharing[region] * _line_s(link, down, "down")
-        )
-        paths.append(_Path(region, link.rtt_ms / 1e3, up_s, down_s))
-    return paths
-
-
-def _line_s(link: Link, size: float, way: Direction) -> float:
-    return BITS_PER_BYTE * size / rate_bit_s(link, way)
-
-
-def _interval(paths: Sequence[_Path], config: SyncerConfig, step_s: float) -> tuple[float, int]:
-    """(seconds between two rounds, rounds in flight): the schedule, the links, or the latency."""
-    algorithm = config.algorithm
-    planned = step_s * algorithm.sync_every / algorithm.fragments
-    transfer = median(max(path.up_s, path.down_s) for path in paths)
-    rho = median(path.rho_s for path in paths)
-    grace = _grace_s(paths, config, step_s)
-    configured = algorithm.max_in_flight
-    bound = (
-        min(configured, algorithm.fragments)
-        if isinstance(configured, int)
-        else in_flight_bound(
-            rho, step_s, grace, transfer, algorithm.sync_every, algorithm.fragments
-        )
-    )
-    open_s = sorted(path.rho_s for path in paths)[config.quorum - 1] + HALF_STEP * step_s + grace
-    return max(planned, transfer, open_s / bound), bound
-
-
-def _grace_s(paths: Sequence[_Path], config: SyncerConfig, step_s: float) -> float:
-    """What a round waits for those whose lateness is within the cap."""
-    algorithm = config.algorithm
-    if algorithm.grace_rule == "none":
-        return 0.0
-    cap = algorithm.grace_cap
-    cap_s = step_s * (max(2.0, algorithm.sync_every / 6) if cap is None else cap)
-    arrivals = sorted(path.rho_s for path in paths)
-    late = [arrival - arrivals[config.quorum - 1] for arrival in arrivals]
-    return max([0.0, *(value for value in late if value <= cap_s)])
-
-
-def _learner(
-    index: int,
-    path: _Path,
-    up: float,
-    down: float,
-    effective_h: float,
-    interval: float,
-    fragments: int,
-    step_s: float,
-) -> LearnerEstimate:
-    latency = LATENCY_STEPS_OVERWRITE + (path.rtt_s + path.up_s + path.down_s) / step_s
-    return LearnerEstimate(
-        learner=str(index),
-        region=path.region,
-        rtt_ms=1e3 * path.rtt_s,
-        transfer_up_s=path.up_s,
-        transfer_down_s=path.down_s,
-        rho_s=path.rho_s,
-        latency_steps=latency,
-        overwrite_cost=min(1.0, latency / effective_h),
+    def learner(self, index: int, way: Path) -> LearnerEstimate:
+        """One learner's row."""
+        latency = LATENCY_STEPS_OVERWRITE + (way.rtt_s + way.up_s + way.down_s) / self.step_s
         # a link that is too slow carries what it can: older fragments give way to newer ones
-        bytes_up_per_step=up * fragments / effective_h * min(1.0, interval / (path.up_s or 1e-9)),
-        bytes_down_per_step=down
-        * fragments
-        / effective_h
-        * min(1.0, interval / (path.down_s or 1e-9)),
-        link_share=max(path.up_s, path.down_s) / interval,
-    )
+        answered = min(1.0, self.interval_s / max(way.up_s, 1e-9))
+        received = min(1.0, self.interval_s / max(way.down_s, 1e-9))
+        rounds = self.fragments / self.steady_h  # a step
+        # once a run: Θ to everyone at the start, which the first learner hands in; the last
+        # contributions and merges
+        ends = self.fragments / self.steps if self.steps else 0.0
+        first = ends * self.down if index == 0 else 0.0
+        return LearnerEstimate(
+            learner=str(index),
+            region=way.region,
+            rtt_ms=1e3 * way.rtt_s,
+            transfer_up_s=way.up_s,
+            transfer_down_s=way.down_s,
+            rho_s=way.rho_s,
+            latency_steps=latency,
+            staleness=int(latency / self.steady_h),
+            overwrite_cost=min(1.0, latency / self.steady_h),
+            bytes_up_per_step=(rounds * answered + ends) * (self.up + HEADER_BYTES_UP)
+            + first
+            + REPORT_BYTES,
+            bytes_down_per_step=(rounds * received + 2 * ends) * (self.down + HEADER_BYTES_DOWN),
+            link_share=max(way.up_s, way.down_s) / self.interval_s,
+        )
 
 
 def _whole(
-    rows: tuple[LearnerEstimate, ...],
-    parameters: int,
-    up: float,
-    effective_h: float,
-    in_flight: int,
-    interval: float,
-    config: SyncerConfig,
-    step_s: float,
+    rows: tuple[LearnerEstimate, ...], plan: _Plan, config: SyncerConfig, memory_there: float
 ) -> Estimate:
+    step_s = plan.step_s
     sent_down = sum(row.bytes_down_per_step for row in rows)
     per_step = sent_down + sum(row.bytes_up_per_step for row in rows)
-    held = len(rows) * in_flight * (up + THETA_BYTES * parameters / config.algorithm.fragments)
-    cpu = len(rows) * up / MERGE_BYTES_S / interval
-    boundary = 2 * THETA_BYTES * parameters / effective_h / COPY_BYTES_S / step_s
+    held = len(rows) * plan.in_flight * (plan.up + plan.down)
+    cpu = len(rows) * plan.up / MERGE_BYTES_S / plan.interval_s
+    boundary = 2 * THETA_BYTES * plan.parameters / plan.steady_h / COPY_BYTES_S / step_s
+    memory = SYNCER_BASE_BYTES + SYNCER_COPIES * THETA_BYTES * plan.parameters + held
     shares = {
         "link": max(row.link_share for row in rows),
         "syncer CPU": cpu,
         "boundary": boundary,
-        "latency": max(row.latency_steps for row in rows) / effective_h,
+        "syncer memory": memory / memory_there,
     }
     return Estimate(
         learners=rows,
-        effective_h=effective_h,
-        in_flight=in_flight,
+        effective_h=plan.effective_h,
+        steady_h=plan.steady_h,
+        in_flight=plan.in_flight,
         bytes_per_step=per_step,
         bytes_per_hour=per_step / step_s * 3600,
         egress_per_day=sent_down / step_s * 86400,
-        syncer_memory=SYNCER_BASE_BYTES + SYNCER_COPIES * THETA_BYTES * parameters + held,
+        syncer_memory=memory,
+        syncer_memory_share=memory / memory_there,
         syncer_cpu_share=cpu,
         boundary_share=boundary,
         binding=max(shares, key=lambda name: shares[name]),
-        advice=tuple(_advice(rows, effective_h, config)),
+        advice=tuple(_advice(rows, plan.steady_h, config) + _needs(memory, memory_there)),
     )
+
+
+def _needs(memory: float, memory_there: float) -> list[str]:
+    if memory <= memory_there:
+        return []
+    return [
+        f"the syncer needs {memory / 1e9:.0f} GB, its machine has {memory_there / 1e9:.0f} "
+        "(--memory-gb): take a larger one"
+    ]
 
 
 def _advice(rows: Sequence[LearnerEstimate], effective_h: float, config: SyncerConfig) -> list[str]:
