@@ -1,6 +1,6 @@
 """What failures cost: a disturbed run beside an undisturbed one at equal merged tokens.
 
-Both runs are `experiment=failures`, in processes of their own; the figures come from their
+Both runs are `experiment=bench_failures`, in processes of their own; the figures come from their
 summaries, tapes and step logs, and from nothing else.
 """
 
@@ -57,12 +57,12 @@ class Check:
 
 
 def launch(folder: Path, overrides: Sequence[str]) -> None:
-    """One run of `experiment=failures` in a new folder.
+    """One run of `experiment=bench_failures` in a new folder.
 
     Raises:
         RuntimeError: it failed, which it also does where a killed process is not at work again.
     """
-    command = [sys.executable, "-m", "dd_lightning.cli", "launch", "experiment=failures"]
+    command = [sys.executable, "-m", "dd_lightning.cli", "launch", "experiment=bench_failures"]
     command += [f"hydra.run.dir={folder}", *overrides]
     done = subprocess.run(command, stdout=sys.stderr, check=False)  # stdout is the bench's own
     if done.returncode != 0:

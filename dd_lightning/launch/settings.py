@@ -43,6 +43,7 @@ TOP_KEYS = (
     "evaluate",
     "checkpoint",
     "simulate",
+    "study",
 )
 LAUNCHER_KEYS = (
     "name",
