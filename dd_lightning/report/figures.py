@@ -76,7 +76,7 @@ def _draw_loss(axes: Axes, series: Series, *, against: str) -> None:
     if against == "tokens":
         points = [(one.tokens, one.loss) for one in series.evaluated if one.tokens is not None]
         axes.set_xlabel("tokens merged into Θ")
-        axes.xaxis.set_major_formatter(_engineering())
+        axes.xaxis.set_major_formatter(engineering())
     else:
         points = [(one.at_s, one.loss) for one in series.evaluated]
         time_axis(axes)
@@ -100,7 +100,7 @@ def _draw_bytes(axes: Axes, series: Series) -> None:
     begins, up, down = series.byte_rates()
     time_axis(axes)
     axes.set_ylabel("bytes per second")
-    axes.yaxis.set_major_formatter(_engineering("B/s"))
+    axes.yaxis.set_major_formatter(engineering("B/s"))
     if not series.transfers:
         draw_empty(axes, "no bytes on the tape")
         return
@@ -158,7 +158,8 @@ def _running_mean(values: Sequence[int], width: int) -> list[float]:
     return means
 
 
-def _engineering(unit: str = "") -> Any:
+def engineering(unit: str = "") -> Any:
+    """Numbers on an axis as 1 k, 2.5 M."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter(unit, sep=" " if unit else "")

@@ -39,7 +39,7 @@ def report_run(run_dir: str | os.PathLike[str], status: str | None = None) -> Pa
     if status is not None and status not in STATUSES:
         raise ValueError(f"status is {status!r}; allowed: {' | '.join(STATUSES)}, or None.")
     reader, series = RunReader(), Series()
-    for event in _events(folder):
+    for event in read_events(folder):
         reader.feed(event)
         series.feed(event)
     summary = reader.summary(status or reader.facts.status or _earlier_status(folder))
@@ -84,7 +84,7 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def _events(folder: Path) -> Iterator[Event]:
+def read_events(folder: Path) -> Iterator[Event]:
     """The tape; then the evaluator's own file, where the launcher has not put it on the tape."""
     path = folder / TAPE
     if not path.is_file():

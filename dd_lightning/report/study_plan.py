@@ -1,0 +1,97 @@
+"""What a study shows, from the key `study` of its experiment file: axes, columns, targets."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from dd_lightning.report.study_measures import MEASURES
+
+DEFAULT_MEASURES = ("validation_loss", "goodput", "contributors", "seconds", "bytes_up")
+MOST_DRAWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StudyPlan:
+    """How runs of a sweep are shown together; a sweep without one is shown by defaults.
+
+    Args:
+        x: dotted setting on the horizontal axis; null: the first swept one.
+        lines: dotted setting of which each value has a line of its own; null: the others together.
+        measures: columns of the table.
+        draw: those of them that get a panel each, at most three; null: the first.
+        target_loss: validation loss that `seconds_to_loss` waits for.
+        target_tokens: merged tokens that `seconds_to_tokens` waits for.
+        timeline: draw learners' computing, waiting and sending of one run for each x.
+        arm, arms: named settings that differ together; the experiment's own interpolations use
+            them, the report does not.
+
+    Raises:
+        ValueError: an unknown measure, or one that lacks its target.
+    """
+
+    x: str | None = None
+    lines: str | None = None
+    measures: tuple[str, ...] = DEFAULT_MEASURES
+    draw: tuple[str, ...] = ()
+    target_loss: float | None = None
+    target_tokens: float | None = None
+    timeline: bool = False
+    arm: str | None = None
+    arms: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for setting, names in (("measures", self.measures), ("draw", self.draw)):
+            for name in names:
+                if name not in MEASURES:
+                    raise ValueError(
+                        f"study.{setting} has {name!r}; allowed: {', '.join(MEASURES)}."
+                        + _hint(name, MEASURES)
+                    )
+        if not self.measures:
+            raise ValueError("study.measures is empty; allowed: at least one of the measures.")
+        if len(self.draw) > MOST_DRAWN:
+            raise ValueError(f"study.draw is {list(self.draw)}; allowed: at most {MOST_DRAWN}.")
+        for measure, target in (
+            ("seconds_to_loss", "target_loss"),
+            ("seconds_to_tokens", "target_tokens"),
+        ):
+            asked = measure in (*self.measures, *self.draw)
+            if asked and getattr(self, target) is None:
+                raise ValueError(
+                    f"study.{target} is null, but study.measures has {measure}; give the value "
+                    "whose time is asked for."
+                )
+        if self.arms and self.arm not in self.arms:
+            raise ValueError(f"study.arm is {self.arm!r}; allowed: {' | '.join(self.arms)}.")
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any] | None) -> StudyPlan:
+        """From a resolved configuration's `study`; None: the defaults."""
+        values = dict(values or {})
+        known = [one.name for one in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ValueError(
+                    f"study.{key} is not a setting; allowed: {', '.join(known)}."
+                    + _hint(key, known)
+                )
+        for name in ("measures", "draw"):
+            if name in values:
+                given = values[name]
+                if not isinstance(given, list | tuple):
+                    raise ValueError(f"study.{name} is {given!r}; allowed: a list of measures.")
+                values[name] = tuple(given)
+        return cls(**values)
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Measures with a panel of their own."""
+        return self.draw or self.measures[:1]
+
+
+def _hint(name: str, allowed: Any) -> str:
+    near = difflib.get_close_matches(name, list(allowed), n=1)
+    return f" Did you mean {near[0]}?" if near else ""

@@ -1,0 +1,91 @@
+"""A study as text: a Markdown table, CSV, and what `--json` prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict
+from typing import Any
+
+from dd_lightning.report.study import SEED, Group, Spread, Study, short
+from dd_lightning.report.study_measures import MEASURES
+
+NOT_MEASURED = "–"
+STATISTICS = ("mean", "std", "least", "most")
+
+
+def markdown(study: Study) -> str:
+    """One row a group: mean ± sample standard deviation over its runs."""
+    names = study.plan.measures
+    unfinished = any(group.unfinished for group in study.groups)
+    head = [*map(short, study.swept), "runs", *(MEASURES[name].label for name in names)]
+    rows = [head + (["not finished"] if unfinished else []), ["---"] * (len(head) + unfinished)]
+    for group in study.groups:
+        cells = [*(str(group.settings[name]) for name in study.swept), str(len(group.runs))]
+        cells += [cell(name, group.measures[name]) for name in names]
+        rows.append(cells + ([str(group.unfinished)] if unfinished else []))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def cell(name: str, spread: Spread | None) -> str:
+    """`1.6812 ± 0.0120`; without the spread where it is nothing or there is one run."""
+    if spread is None:
+        return NOT_MEASURED
+    measure = MEASURES[name]
+    said = format(spread.mean * measure.scale, measure.form)
+    if spread.std:
+        said += f" ± {spread.std * measure.scale:{measure.form}}"
+    return said
+
+
+def groups_csv(study: Study) -> str:
+    """One row a group: settings, number of runs, four statistics of each measure, unscaled."""
+    names = study.plan.measures
+    head = [*study.swept, "runs", "not_finished"]
+    head += [f"{name}_{which}" for name in names for which in STATISTICS]
+    rows = [head]
+    for group in study.groups:
+        row = [*(group.settings[name] for name in study.swept), len(group.runs), group.unfinished]
+        for name in names:
+            spread = group.measures[name]
+            row += [getattr(spread, which) if spread else None for which in STATISTICS]
+        rows.append(row)
+    return _csv(rows)
+
+
+def runs_csv(study: Study) -> str:
+    """One row a finished run: its folder's name, settings, seed and measures, unscaled."""
+    names = study.plan.measures
+    rows: list[list[Any]] = [["run", *study.swept, SEED, *names]]
+    for group in study.groups:
+        for index, run in enumerate(group.runs):
+            settings = [group.settings[name] for name in study.swept]
+            values = [group.values[name][index] for name in names]
+            rows.append([run.folder.name, *settings, run.summary["seed"], *values])
+    return _csv(rows)
+
+
+def as_json(study: Study) -> dict[str, Any]:
+    """`swept`, `measures` and `rows`: settings, runs, seeds and the spread of each measure."""
+    return {
+        "swept": list(study.swept),
+        "measures": list(study.plan.measures),
+        "rows": [_row(group, study.swept, study.plan.measures) for group in study.groups],
+    }
+
+
+def _row(group: Group, swept: tuple[str, ...], names: tuple[str, ...]) -> dict[str, Any]:
+    spreads = {name: group.measures[name] for name in names}
+    return {
+        "settings": {name: group.settings[name] for name in swept},
+        "runs": [str(run.folder) for run in group.runs],
+        "seeds": [run.summary["seed"] for run in group.runs],
+        "not_finished": group.unfinished,
+        "measures": {name: asdict(found) if found else None for name, found in spreads.items()},
+    }
+
+
+def _csv(rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
