@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from dd_lightning.report.read import PAGE, SUMMARY, TAPE, report_run, runs_in
@@ -38,7 +39,10 @@ def main(argv: list[str]) -> int:
             loss = summary["loss"]["validation"]
             measured = "not measured" if loss is None else f"{loss:.4f}"
             print(f"{page}: {summary['status']}, validation loss {measured}")
-    swept = len(runs) > 1 and all((run / OVERRIDES).is_file() for run in runs)
+    recorded = all((run / OVERRIDES).is_file() for run in runs)
+    if len(runs) > 1 and not recorded:
+        print(f"no study: not every run has {OVERRIDES}, by which to group them", file=sys.stderr)
+    swept = len(runs) > 1 and recorded
     study = report_study(arguments.folder, runs) if swept else None
     if arguments.json:
         print(json.dumps(_found(summaries, study), indent=1, allow_nan=False))

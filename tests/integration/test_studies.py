@@ -1,0 +1,103 @@
+"""Every study of conf/experiment: one command, three seeds, each arm of it plays to its end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+import dd_lightning.conf as conf
+from dd_lightning.cli import main
+from dd_lightning.launch.settings import check
+from dd_lightning.launch.task import check_task
+from dd_lightning.simulate.run import SimulatedRun
+from tests.integration.test_simulate import Silent
+
+pytestmark = pytest.mark.integration
+
+FILES = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in (Path(conf.__file__).parent / "experiment").glob("*.yaml")
+}
+STUDIES = sorted(name for name, values in FILES.items() if "study" in values)
+TINY = [
+    "task.module.gpt.width=16",
+    "task.module.gpt.heads=2",
+    "task.data.max_bytes=400000",
+    "task.data.validation_samples=16",
+    "evaluate.every_s=1000",
+    "checkpoint.every_s=1000",
+]
+SECONDS = 110.0  # for four tiny jobs at once, on a busy machine
+
+
+def swept(name: str) -> dict[str, list[str]]:
+    """Of a study: its swept settings and the values of each."""
+    params = FILES[name]["hydra"]["sweeper"]["params"]
+    return {key: str(values).split(",") for key, values in params.items()}
+
+
+def jobs(name: str) -> list[list[str]]:
+    """The overrides of each of its jobs of the first seed."""
+    found = {key: values for key, values in swept(name).items() if key != "seed"}
+    return [
+        [f"{key}={value}" for key, value in zip(found, values, strict=True)]
+        for values in itertools.product(*found.values())
+    ]
+
+
+def settings_of(name: str, *overrides: str):
+    with initialize_config_module("dd_lightning.conf", version_base="1.3"):
+        config = compose("config", [f"experiment={name}", *overrides])
+    return check(OmegaConf.to_container(config, resolve=True))
+
+
+def test_the_studies_are_those_promised():
+    promised = {"heterogeneous", "merge_rule", "learners", "fragments", "apply"}
+    assert promised <= set(STUDIES)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_one_command_of_three_seeds_in_virtual_time(name):
+    assert len(set(swept(name)["seed"])) >= 3
+    for overrides in jobs(name):
+        values = settings_of(name, *overrides).values
+        assert values["mode"] == "simulate" and values["task"]["name"] == "text"
+    with initialize_config_module("dd_lightning.conf", version_base="1.3"):
+        full = compose("config", [f"experiment={name}"], return_hydra_config=True)
+    assert full.hydra.mode.name == "MULTIRUN"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_tiny_job_of_a_study_plays_to_its_end(name, tmp_path, tmp_path_factory):
+    data = tmp_path_factory.getbasetemp() / "studies-data"
+    last = [one for one in jobs(name)[-1] if not one.startswith("learners=")]
+    settings = settings_of(
+        name, *last, *TINY, f"task.data.cache_dir={data}", "trainer.max_steps=12", "learners=2"
+    )
+    module = check_task(settings.values, settings.syncer.num_data_slots)
+    outcome = SimulatedRun(settings, tmp_path, module, Silent(), draw=False).execute()
+    assert outcome.status == "finished", outcome.problems
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] > 0
+
+
+def test_two_jobs_at_once_then_the_table_and_a_wrong_job_in_the_exit_code(tmp_path, capsys):
+    sweep = tmp_path / "sweep"
+    command = [sys.executable, "-m", "dd_lightning.cli", "launch", "experiment=merge_rule", *TINY]
+    command += [f"task.data.cache_dir={tmp_path / 'data'}", f"hydra.sweep.dir={sweep}"]
+    command += ["trainer.max_steps=4", "learners=2", "seed=1", "algorithm.outer.lr=0.7,-1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 2, done.stderr  # of the two wrong jobs; the others played
+    assert "algorithm.outer.lr is -1" in done.stderr
+    assert main(["report", str(sweep), "--json"]) == 0
+    study = json.loads(capsys.readouterr().out)["study"]
+    assert study["swept"] == ["algorithm.merge"]
+    assert [row["settings"]["algorithm.merge"] for row in study["rows"]] == ["average", "rda"]
+    assert "| rda | 1 |" in (sweep / "study.md").read_text()
