@@ -34,6 +34,7 @@ TINY = [
     "task.data.validation_samples=16",
     "evaluate.every_s=1000",
     "checkpoint.every_s=1000",
+    "simulate.step_s=0.5",  # so that a few steps outlast the handshakes
 ]
 SECONDS = 110.0  # for four tiny jobs at once, on a busy machine
 
