@@ -28,7 +28,7 @@ ADDRESS = "tcp://127.0.0.1:1"  # nobody dials it: the channel is virtual
 
 
 class StepDuration(Callback):
-    """Lets virtual time pass for each optimizer step; counts the real seconds of the steps.
+    """Lets virtual time pass for each optimizer step; counts what the steps really cost.
 
     Args:
         durations: seconds of virtual time, one a step.
@@ -36,11 +36,11 @@ class StepDuration(Callback):
 
     def __init__(self, actor: Actor, durations: Iterator[float]) -> None:
         self._actor, self._durations = actor, durations
-        self._began_s: float | None = None
-        self.real_seconds = 0.0
+        self._began: tuple[float, float] | None = None
+        self.real_seconds = self.cpu_seconds = 0.0
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self._began_s = real_time.perf_counter()
+        self._begin()
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
         if module.automatic_optimization:
@@ -54,12 +54,16 @@ class StepDuration(Callback):
     def _pass(self) -> None:
         self._count()
         self._actor.work(next(self._durations))
-        self._began_s = real_time.perf_counter()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began = (real_time.perf_counter(), real_time.thread_time())
 
     def _count(self) -> None:
-        if self._began_s is not None:
-            self.real_seconds += real_time.perf_counter() - self._began_s
-            self._began_s = None
+        if self._began is not None:
+            self.real_seconds += real_time.perf_counter() - self._began[0]
+            self.cpu_seconds += real_time.thread_time() - self._began[1]
+            self._began = None
 
 
 class VirtualCheckpoint(Callback):
@@ -158,9 +162,9 @@ class VirtualLearner(Pausable):
         return self._code if self.error is None else 1
 
     @property
-    def real_seconds(self) -> float:
-        """Real seconds of its steps."""
-        return self._steps.real_seconds
+    def step_cost(self) -> tuple[float, float]:
+        """Real seconds and processor seconds of its steps."""
+        return self._steps.real_seconds, self._steps.cpu_seconds
 
     def kill(self) -> None:
         """End it where it stands, as SIGKILL does, also by its own hand."""
