@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from dd_lightning.chaos.callback import FaultCallback
@@ -66,7 +66,7 @@ class StepDuration(Callback):
             self._began = None
 
 
-class VirtualCheckpoint(Callback):
+class VirtualCheckpoint(Checkpoint):
     """Lightning's checkpoint every `every_s` of virtual time and on leaving, as `last.ckpt`."""
 
     def __init__(self, folder: Path, every_s: float, now: Callable[[], float]) -> None:
