@@ -39,7 +39,8 @@ def test_a_killed_learner_rejoins_under_a_new_generation_with_its_own_checkpoint
     assert fault["fired"] == pytest.approx(1.0) and fault["planned"] == {"step": 20}
     (dead,) = run.of("dead", learner="1")
     first, second = run.of("join", learner="1")
-    assert dead["t_s"] == pytest.approx(fault["fired"]) and first["generation"] < second["generation"]
+    assert dead["t_s"] == pytest.approx(fault["fired"])
+    assert first["generation"] < second["generation"]
     # found dead at the launcher's next look, a tenth of a second later; back 0.5 s after that
     assert second["t_s"] == pytest.approx(1.6, abs=0.01)
     assert second["state_from"] == "checkpoint" and second["data_position"] == 20
