@@ -56,7 +56,7 @@ def _replay(tape: Path) -> Outcome:
     from dd_lightning.launch.settings import check
     from dd_lightning.protocol.tape import read_tape
     from dd_lightning.simulate.replay import Replay
-    from dd_lightning.simulate.replay_script import ScriptReader
+    from dd_lightning.simulate.replay_reader import ScriptReader
 
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
         logging.getLogger(name).setLevel(logging.ERROR)

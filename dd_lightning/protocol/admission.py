@@ -152,6 +152,10 @@ class Admission:
         previous = run.members.get(message.learner)
         if previous is not None and same_life:
             self._carry_over(previous, member)
+        for done in message.unheard:
+            if done[1] < len(run.versions):
+                life = message.incarnation
+                run.record_apply(member, message.generation, done, incarnation=life)
         run.members[message.learner] = member
         run.sessions[session] = (member.learner, generation)
         run.lost_at.pop(message.learner, None)
@@ -227,6 +231,7 @@ class Admission:
         member.seconds_stepping = previous.seconds_stepping
         member.first_step_s = previous.first_step_s
         member.losses = previous.losses
+        member.on_tape = previous.on_tape
         member.coalesced_most = previous.coalesced_most
         member.rtt_ms = previous.rtt_ms
 

@@ -28,15 +28,8 @@ class Bookings:
         if message.version > member.versions[message.fragment]:
             member.versions[message.fragment] = message.version
             member.held_pull.discard(message.fragment)
-            run.record(
-                "apply",
-                learner=member.learner,
-                generation=member.generation,
-                step=message.step,
-                epoch=message.version[0],
-                fragment=message.fragment,
-                version=list(message.version),
-            )
+            done = (message.step, message.fragment, message.version)
+            run.record_apply(member, member.generation, done)
         self.states(member, message.fragment, message.odometer, message.tokens, message.cut)
         self.settle_waiting()
 

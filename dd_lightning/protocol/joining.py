@@ -5,10 +5,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dd_lightning.protocol.held import Held
-from dd_lightning.protocol.messages import Join, Welcome
+from dd_lightning.protocol.messages import ApplyDone, Join, Welcome
 
 
-def join_of(template: Join, held: Held, wants_state: bool, **now: int | str) -> Join:
+def join_of(
+    template: Join,
+    held: Held,
+    wants_state: bool,
+    unheard: tuple[ApplyDone, ...] = (),
+    **now: int | str,
+) -> Join:
     """The join of what is held. `now`: number, run_id, generation and epoch of this one."""
     continues = bool(held.versions)
     by_itself = continues and not template.cut and not wants_state
@@ -20,6 +26,7 @@ def join_of(template: Join, held: Held, wants_state: bool, **now: int | str) -> 
         data_position=max(template.data_position, held.data_position),
         versions=held.versions,
         pending=held.pending if continues else (),
+        unheard=unheard if continues else (),
         wants_state=wants_state,
         state_from="self" if by_itself else template.state_from,
         **now,

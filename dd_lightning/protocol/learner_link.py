@@ -31,6 +31,7 @@ from dd_lightning.protocol.link_actions import (
     stamped,
 )
 from dd_lightning.protocol.messages import (
+    Applied,
     Closed,
     Contribution,
     DonateState,
@@ -54,6 +55,7 @@ from dd_lightning.protocol.messages import (
     Welcome,
 )
 from dd_lightning.protocol.progress import ProgressReport
+from dd_lightning.protocol.unheard import UnheardApplies
 
 OFFLINE, JOINING, ATTACHED, ENDED = "offline", "joining", "attached", "ended"
 
@@ -88,6 +90,7 @@ class LearnerLink:
         self.last_error = ""
         self.progress = ProgressReport()
         self.inner = InnerLink(join.wants_state)
+        self.unheard = UnheardApplies()
         self._template = join
         self._held = Held(join.step, join.odometer, join.versions, join.pending)
         self._number = 0
@@ -143,6 +146,7 @@ class LearnerLink:
             self._join(now)
         elif isinstance(message, Pong):
             self.progress.pong(message.ping, now)
+            self.unheard.answered(message.ping)
         else:
             self._deliver(message, payload, now)
 
@@ -177,6 +181,7 @@ class LearnerLink:
         if self._connect_by is not None:
             self._connect_by = now + self._connect_timeout_s
         self.inner.welcomed(welcome)
+        self.unheard.stated(self.progress.pings)
         self._actions.append(Deliver(welcome))
         if self.inner.described is not None:
             self._send(self.inner.described)
@@ -255,6 +260,8 @@ class LearnerLink:
 
     def say(self, message: Message) -> None:
         """Send now; while detached it is left out, since the next join states what is held."""
+        if isinstance(message, Applied):
+            self.unheard.said(message, self.progress.pings)
         if self.phase == ATTACHED:
             self._send(message)
 
@@ -354,6 +361,7 @@ class LearnerLink:
             self._template,
             self._held,
             self.inner.wants_state,
+            self.unheard.all,
             number=self._number,
             run_id=self.run_id,
             generation=self.generation,

@@ -61,6 +61,7 @@ class Member:
     reload: bool = False  # it lived on beside such a restore: is told to take Θ as it is
     clock_base: int | None = None  # schedule clock = clock_base + step; None before a first step
     versions: list[Version] = field(default_factory=list)  # applied, as far as we know
+    on_tape: dict[int, Version] = field(default_factory=dict)  # by fragment: its newest apply
     held_pull: set[int] = field(default_factory=set)  # whose next pull carries base "held"
     first_round: int = 0  # the first that may have this generation in its roster
     withheld: set[int] = field(default_factory=set)  # not sent before a round of it has closed

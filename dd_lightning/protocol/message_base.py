@@ -24,6 +24,9 @@ Version = tuple[int, int]
 RoundKey = tuple[int, int]
 """(epoch, round number); what a tape and `merged_upto` name a round by."""
 
+ApplyDone = tuple[Count, Count, Version]
+"""(after which inner step, which fragment, which version) a learner took over."""
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Base of all messages."""

@@ -25,6 +25,7 @@ from dd_lightning.protocol.inner_messages import (
     StateReceived,
 )
 from dd_lightning.protocol.message_base import (
+    ApplyDone,
     Count,
     Message,
     Name,
@@ -73,6 +74,7 @@ class Join(Message):
     odometer: Count = 0  # tokens of this incarnation
     versions: tuple[Version, ...] = ()  # held per fragment
     pending: tuple[tuple[Count, Count], ...] = ()  # (c_steps, c_tokens) per fragment
+    unheard: tuple[ApplyDone, ...] = ()  # applies that may not be on the tape
     epoch: Count = 0  # in which it was admitted last, 0: never
     cut: OptionalName = ""
     former: OptionalName = ""

@@ -28,7 +28,7 @@ class ProgressReport:
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
     round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS))
     _sent_s: float = float("-inf")
-    _pings: int = 0
+    pings: int = 0  # reports that ask for an answer, numbered from 1
     _pinged_s: float = float("-inf")
     _under_way: dict[int, float] = field(default_factory=dict)  # ping: when it was sent
 
@@ -63,8 +63,8 @@ class ProgressReport:
         """Everything since the last report, with generation 0."""
         ping = 0
         if now >= self._pinged_s + PING_EVERY_S:
-            self._pings += 1
-            ping, self._pinged_s = self._pings, now
+            self.pings += 1
+            ping, self._pinged_s = self.pings, now
             self._under_way[ping] = now
             self._under_way.pop(ping - ROUND_TRIPS, None)  # lost
         report = Progress(

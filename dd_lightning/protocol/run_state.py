@@ -18,12 +18,13 @@ from dd_lightning.protocol.members import (
     FINISHING,
     JOINING,
     LOST,
+    NOTHING_HELD,
     PAUSED,
     TRAINING,
     Member,
     RunClock,
 )
-from dd_lightning.protocol.messages import Message, RoundKey, Version
+from dd_lightning.protocol.messages import ApplyDone, Message, RoundKey, Version
 from dd_lightning.protocol.positions import DataPositions
 from dd_lightning.protocol.rounds import RoundBook
 from dd_lightning.protocol.vector_clock import VectorClock
@@ -96,6 +97,23 @@ class RunState:
         if member.generation == generation and member.join_row is not None:
             row, member.join_row = member.join_row, None
             self.record("join", **row | decided)
+
+    def record_apply(self, member: Member, generation: int, done: ApplyDone, **more: Any) -> None:
+        """An apply, once; `generation`: of the learner when it was done."""
+        step, fragment, version = done
+        if version <= member.on_tape.get(fragment, NOTHING_HELD):
+            return
+        member.on_tape[fragment] = version
+        self.record(
+            "apply",
+            learner=member.learner,
+            generation=generation,
+            step=step,
+            epoch=version[0],
+            fragment=fragment,
+            version=list(version),
+            **more,
+        )
 
     def warn_once(self, key: str, text: str) -> None:
         """Tell the operator, once per key."""
