@@ -163,11 +163,14 @@ class ReplayComm:
         return self._attach() or self._apply() or self._state() or self._pull() or self._end()
 
     def _attach(self) -> Delivery | None:
-        """A join's answer comes when all that earlier epochs brought about is done: with it, what
-        they had sent and asked besides is dropped."""
-        if not self._attaches or self._attaches[0].step > self._coming:
+        """A join's answer comes after the boundary that the join spoke of, and when all that
+        earlier epochs brought about is done: with it, what they had sent and asked besides is
+        dropped."""
+        if not self._attaches:
             return None
         attach = self._attaches[0]
+        if self.step < attach.said or self._coming < attach.step:
+            return None
         if any(count for epoch, count in self._open.items() if epoch < attach.epoch):
             return None
         welcome = self._answers.welcome(self._script, attach, self._tensors)

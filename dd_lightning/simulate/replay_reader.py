@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dd_lightning.protocol.messages import RoundKey, Version
@@ -72,6 +73,7 @@ class ScriptReader:
         for life in lives:
             life.applies.sort(key=lambda apply: (apply.step, apply.version))
             self._mark_save(life)
+            self._time_attaches(life)
         course, late = self._course, dict(self._late)
         return Script(self._config, self._layout, lives, course, late, self._sha256)
 
@@ -122,7 +124,7 @@ class ScriptReader:
         name = event["incarnation"]
         life = self._lives.setdefault(name, LifeScript(str(event["learner"]), name))
         step = event.get("step", event["state_step"])
-        life.attaches.append(Attach(event["generation"], self._epoch, step, event))
+        life.attaches.append(Attach(event["generation"], self._epoch, step, step, event))
         self._by_generation[life.learner, self._epoch, event["generation"]] = life
 
     def _on_begin(self, event: Event) -> None:
@@ -182,6 +184,26 @@ class ScriptReader:
         said = [one for one in earlier if step in self._saved[one.incarnation]]
         for one in (said or earlier)[-1:]:
             one.saves.add(step)
+
+    def _time_attaches(self, life: LifeScript) -> None:
+        """Under `wait: overlap` a learner counts its rounds' own steps from the one at which it
+        heard that it was admitted again, some steps after it had asked. The tape has no row of
+        that; but a snapshot taken unasked tells it, and one that was asked for is never earlier."""
+        algorithm = (self._config or {}).get("algorithm", {})
+        if algorithm.get("wait") != "overlap":
+            return
+        fragments = len((self._layout or {})["fragments"])
+        known = [*life.given, *(one for late in self._late.values() for one in late)]
+        for index, attach in enumerate(life.attaches[1:], start=1):
+            row, heard = attach.row, []
+            for given in known:
+                is_its = (given.learner, given.key[0]) == (life.learner, attach.epoch)
+                is_its = is_its and given.generation == attach.generation and not given.final
+                if is_its and given.key[1] >= row["next_round"] and given.step >= attach.step:
+                    own = -(-(given.key[1] * algorithm["sync_every"] + row["offset"]) // fragments)
+                    heard.append(min(given.step, row["clock"] - own + given.step))
+            step = max(attach.step, min(heard, default=attach.step))
+            life.attaches[index] = replace(attach, step=step)
 
     # ------------------------------------------------------------------ rounds
 

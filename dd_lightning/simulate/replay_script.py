@@ -32,10 +32,12 @@ class Differs(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """A join on the tape, first or again; `step`: inner steps done when it was said."""
+    """A join on the tape, first or again. `said`: inner steps done when it was sent; `step`: when
+    the answer was heard, at the earliest."""
 
     generation: int
     epoch: int
+    said: int
     step: int
     row: Mapping[str, Any]
 
