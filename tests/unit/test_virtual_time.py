@@ -175,3 +175,23 @@ def test_wrong_settings_are_refused_by_name(change, said):
     values = {"step_s": 0.05, "distribution": "constant", "jitter": 0.0} | change
     with pytest.raises(ValueError, match=said):
         StepTimes.from_config(values)
+
+
+def test_the_steps_that_a_run_has_logged_are_played_by_the_learner_that_made_them(tmp_path):
+    for learner in ("0", "1", "10", "2"):
+        folder = tmp_path / "learners" / learner
+        folder.mkdir(parents=True)
+        seconds = (0.01 * (int(learner) + 1), 0.5)
+        (folder / "steps.csv").write_text("".join(f"7,{value},0.001\n" for value in seconds))
+    values = {"step_s": 0.1, "distribution": "constant", "jitter": 0.0, "trace": str(tmp_path)}
+    times = StepTimes.from_config(values)
+    for index, learner in enumerate((0, 1, 2, 10)):
+        first = pytest.approx([0.01 * (learner + 1), 0.5, 0.01 * (learner + 1)])
+        assert list(itertools.islice(times.of(index, 1), 3)) == first
+
+
+def test_a_folder_without_a_step_log_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"without learners/\*/steps.csv; allowed: that of a run"):
+        StepTimes.from_config(
+            {"step_s": 1, "distribution": "constant", "jitter": 0, "trace": str(tmp_path)}
+        )
