@@ -7,6 +7,8 @@ not count. Processor time, since wall time on a busy machine measures the machin
 """
 
 import argparse
+import contextlib
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,7 +34,8 @@ def play(folder: Path, *overrides: str) -> tuple[float, float, float]:
     data = check_task(settings.values, settings.syncer.num_data_slots)
     run = SimulatedRun(settings, folder, data, open_view(folder), draw=False)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    outcome = run.execute()
+    with contextlib.redirect_stdout(sys.stderr):
+        outcome = run.execute()
     if outcome.status != "finished":
         raise RuntimeError(f"the run failed: {outcome.problems}")
     spent_s = time.process_time() - cpu_s, time.perf_counter() - wall_s

@@ -22,6 +22,7 @@ TINY = (
     "evaluate.every_s=100",
     "task.module.gpt.width=32",
     "task.data.batch_size=1",
+    "task.data.max_bytes=300000",
     "task.data.validation_samples=8",
     "logger=csv",
     "chaos.min_left_s=0",

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -133,19 +132,17 @@ def test_learners_join_late_and_leave_by_schedule(play):
 
 
 @contextlib.contextmanager
-def busy():
-    """A process and a thread of ours that spin."""
-    stop = threading.Event()
-    thread = threading.Thread(target=lambda: any(stop.is_set() for _ in iter(int, 1)))
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    thread.start()
+def busy(processes):
+    """So many processes of ours that spin."""
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
+    ]
     try:
         yield
     finally:
-        stop.set()
-        process.kill()
-        process.wait()
-        thread.join()
+        for process in spinning:
+            process.kill()
+            process.wait()
 
 
 FAULTS = (
@@ -156,13 +153,13 @@ FAULTS = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "plan"),
-    [("plan", (FAULTS,)), ("poisson", ("chaos.poisson.per_run=5", "chaos.seed=3"))],
+    ("kind", "plan", "spinning"),
+    [("plan", (FAULTS,), 2), ("poisson", ("chaos.poisson.per_run=5", "chaos.seed=3"), 0)],
 )
-def test_the_same_seed_repeats_every_fault_also_beside_a_busy_core(play, kind, plan):
+def test_the_same_seed_repeats_every_fault_also_beside_busy_cores(play, kind, plan, spinning):
     settings = (f"chaos={kind}", *plan, "network=us_eu", "trainer.max_steps=80")
     one = play(*settings)
-    with busy():
+    with busy(spinning):
         two = play(*settings)
     assert_accounted(one, kind)
     actions = {fault["action"] for fault in one.fired()}
