@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from dd_lightning.registration import register_strategy
 
 if TYPE_CHECKING:
+    from dd_lightning.learner.monitor import DecoupledDiLoCoMonitor
     from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
     from dd_lightning.protocol.config import SyncerConfig
     from dd_lightning.syncer.module import SyncerModule
 
-__all__ = ["DecoupledDiLoCoStrategy", "SyncerConfig", "SyncerModule"]
+__all__ = ["DecoupledDiLoCoMonitor", "DecoupledDiLoCoStrategy", "SyncerConfig", "SyncerModule"]
 
 _HOMES = {
+    "DecoupledDiLoCoMonitor": "dd_lightning.learner.monitor",
     "DecoupledDiLoCoStrategy": "dd_lightning.learner.strategy",
     "SyncerConfig": "dd_lightning.protocol.config",
     "SyncerModule": "dd_lightning.syncer.module",

@@ -91,6 +91,7 @@ def _session(
         via=strategy.identity.via,
     )
     comm = around.comm(link, values.infos)
+    comm.traffic.keeps_theta = strategy.validate_global
     part = restored["cut"] if restored is not None and join.cut else None
     group = strategy.group
     if group is None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dd_lightning.crash_points import reach
 from dd_lightning.learner.payload import Coder
+from dd_lightning.learner.traffic import Traffic
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.link_actions import Deliver, Fail, Reconnect, Send
 from dd_lightning.protocol.messages import Fragment, Message, TensorInfo, Welcome
@@ -66,6 +67,7 @@ class CommThread:
     ) -> None:
         self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self.clock = clock
+        self.traffic = Traffic()
         self._link, self._dial, self._tensors = link, dial, tensors
         self._coder: Coder | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -234,6 +236,7 @@ class CommThread:
             except ValueError as error:
                 self._lose(str(error))
                 return
+            self.traffic.came(action.message, tensors, action.message.payload.num_bytes)
         self.inbox.put(
             Delivery(action.message, tensors, self.clock(), None if tensors else action.payload)
         )
@@ -250,6 +253,7 @@ class CommThread:
             reach("learner.upload_encoded")
             if not channel.send(self._link.stamp(upload, payload), data):
                 return  # lost: it is pulled again
+            self.traffic.sent(upload, payload.num_bytes)
             reach("learner.upload_sent")
 
     def _donate(self, channel: Channel) -> bool:

@@ -7,6 +7,7 @@ summed and rank 0 says whether anything is due; only then do orders follow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from dd_lightning.learner.inner_state import InnerState, raw_bytes
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.state_copy import StateCopies
 from dd_lightning.learner.step_clock import StepClock
+from dd_lightning.learner.traffic import Traffic
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.messages import Message, Welcome
 from dd_lightning.protocol.transfer import Entry
@@ -35,6 +37,7 @@ class LeadingSession(LearnerSession):
     def __init__(self, *arguments: Any, group: Group) -> None:
         super().__init__(*arguments)
         self._group = group
+        self.weights.section = lambda: group.section(self._result)
         self._quiet = False  # nothing is due: the others do not listen, so nothing is taken in
 
     def open(self) -> None:
@@ -99,6 +102,13 @@ class LeadingSession(LearnerSession):
         return flags, self.steps
 
 
+@dataclass(frozen=True, slots=True)
+class FollowingWeights:
+    """What `GlobalWeights` is to the other ranks: `swap` does as rank 0's does."""
+
+    swap: Callable[[], None]
+
+
 class FollowingSession:
     """Of the other ranks: no syncer, no ledger; its face is the session's."""
 
@@ -110,6 +120,8 @@ class FollowingSession:
         data_position: int,
     ) -> None:
         self.cuts = CutOrders(_say_nothing)
+        self.traffic = Traffic()  # rank 0 has it
+        self.weights = FollowingWeights(self._follow)
         self.clock, self.copies = StepClock(), StateCopies()
         self.config = SyncerConfig()
         self.welcome: Welcome | None = None

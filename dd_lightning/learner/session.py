@@ -13,6 +13,7 @@ from typing import Any
 from dd_lightning.crash_points import reach
 from dd_lightning.learner.comm import CommThread, Delivery
 from dd_lightning.learner.cut_orders import CutOrders, warn_of_another_state
+from dd_lightning.learner.global_weights import GlobalWeights
 from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.own_checkpoint import STATE_VERSION
 from dd_lightning.learner.recovery import InnerExchange
@@ -73,6 +74,8 @@ class LearnerSession:
         self.data_position = join.data_position  # micro-batches drawn, over all lives
         self.reset_inner = False  # the inner optimizer is to forget its state
         self._join, self._link, self._comm, self._values = join, link, comm, values
+        self.traffic = comm.traffic
+        self.weights = GlobalWeights(values, comm.traffic, self._settle_copies)
         self._ledger: LearnerLedger | None = None
         self._inner: InnerExchange | None = None
         self._donated = False  # a peer's inner state was promised, by the newest welcome
@@ -269,8 +272,7 @@ class LearnerSession:
         """Lightning has written a checkpoint."""
         assert self._ledger is not None
         step, position = self._ledger.step, self.data_position
-        message = Checkpointed(generation=0, step=step, data_position=position)
-        self._comm.call(self._link.say, message)
+        self._comm.call(self._link.say, Checkpointed(0, step=step, data_position=position))
 
     # ------------------------------------------------------------------ pieces
 
@@ -368,10 +370,8 @@ class LearnerSession:
             self._comm.call(self._link.initial, fragment, self._values.read_whole(fragment))
 
     def _refused(self, verdict: Verdict, ledger: LearnerLedger) -> None:
-        log.warning(
-            "round %d: the contribution of fragment %d was refused: %s",
-            verdict.round, verdict.fragment, verdict.reason,
-        )  # fmt: skip
+        text = "round %d: the contribution of fragment %d was refused: %s"
+        log.warning(text, verdict.round, verdict.fragment, verdict.reason)
         if verdict.reload:
             ledger.reload()
 
@@ -381,6 +381,7 @@ class LearnerSession:
                 reach("learner.snapshot_taken")
             elif isinstance(item, Applied):
                 reach("learner.applied")
+                self.traffic.applied(item)
             send = self._link.contribute if isinstance(item, Snapshot) else self._link.say
             self._comm.call(send, item)
 

@@ -18,9 +18,11 @@ from dd_lightning.learner import data_position, folders, own_checkpoint, schedul
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
 from dd_lightning.learner.cut import TakeCuts
+from dd_lightning.learner.global_weights import GlobalValidation
 from dd_lightning.learner.group import Group
 from dd_lightning.learner.group_session import FollowingSession
 from dd_lightning.learner.group_stop import SharedStop
+from dd_lightning.learner.hand_in import HandInFirst
 from dd_lightning.learner.inner import inner_strategy
 from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.sampler import check_mode
@@ -28,6 +30,7 @@ from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.step_counter import StepCounter
 from dd_lightning.learner.surroundings import Surroundings
 from dd_lightning.learner.tokens import TokenCounter
+from dd_lightning.learner.traffic import Traffic
 
 
 class DecoupledDiLoCoStrategy(Strategy):
@@ -53,6 +56,8 @@ class DecoupledDiLoCoStrategy(Strategy):
             raises ConnectionError. Later interruptions have no bound.
         takeover: join although a living learner holds the id.
         data_slot: part of the data in the run, 0 to max_learners - 1; default: the syncer's choice.
+        validate_global: at every validation of a fit, evaluate the newest Θ too, before the
+            learner's own weights; what the module logs then has "global/" before its name.
         ckpt_weights_only: passed on to the loading of checkpoints; False lets `fit(ckpt_path=...)`
             take a file that holds more than plain values and tensors (a DictConfig among the
             hyperparameters), so only files you trust. Default: what Lightning was told.
@@ -89,6 +94,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         connect_timeout: float | timedelta = 60.0,
         takeover: bool = False,
         data_slot: int | None = None,
+        validate_global: bool = False,
         ckpt_weights_only: bool | None = None,
     ) -> None:
         if not getattr(self, "_has_inner", False):
@@ -102,7 +108,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         self.data = check_mode(data)
         self.tokens, self.connect_timeout_s = tokens, float(seconds)
         self.takeover, self.data_slot = takeover, data_slot
-        self.ckpt_weights_only = ckpt_weights_only
+        self.validate_global, self.ckpt_weights_only = validate_global, ckpt_weights_only
         self.group: Group | None = None  # of more than one process
         self._session: LearnerSession | FollowingSession | None = None
         self._restored: Mapping[str, Any] | None = None
@@ -110,6 +116,8 @@ class DecoupledDiLoCoStrategy(Strategy):
         self._has_file = False  # a checkpoint was loaded, ours or plain Lightning's
         self._data_restored = False  # a LightningDataModule had a state in the checkpoint
         self._counter: StepCounter | None = None
+        self._global: GlobalValidation | None = None
+        self._first: HandInFirst | None = None
         self._cuts: TakeCuts | None = None  # among the Trainer's callbacks while it trains
 
     @property
@@ -136,6 +144,11 @@ class DecoupledDiLoCoStrategy(Strategy):
     def boundary_s(self) -> float | None:
         """Seconds that the last step boundary took, waits not counted; None before the first."""
         return self._joined.boundary_s
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has gone to the syncer and come from it; of a group, on rank 0."""
+        return self._joined.traffic
 
     # ------------------------------------------------------------------ beginning
 
@@ -177,6 +190,10 @@ class DecoupledDiLoCoStrategy(Strategy):
         boundary = None if self._automatic else self._boundary
         self._cuts = TakeCuts(session, self._counter, self.identity.learner, boundary)
         trainer.callbacks.append(self._cuts)
+        self._first = HandInFirst(self._hand_in)
+        trainer.callbacks.insert(0, self._first)
+        if self.validate_global:
+            self._global = GlobalValidation(trainer, session.pause, session.weights.swap)
         session.load()
         session.exchange(InnerState(trainer.lightning_module, self.optimizers))
         if restored is not None:
@@ -252,13 +269,15 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     # ------------------------------------------------------------------ end
 
-    def on_train_end(self) -> None:
-        super().on_train_end()
-        if self._session is None:
-            return
+    def _hand_in(self) -> None:
+        """The last step is done; callbacks and module have not heard of the end yet."""
+        session = self._joined
         if not self._automatic:
             self._boundary()
-        self._session.finish(self._session.finish_reason or "done")
+        session.finish(session.finish_reason or "done")
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
         self._close("finished")
 
     def on_exception(self, exception: BaseException) -> None:
@@ -277,12 +296,16 @@ class DecoupledDiLoCoStrategy(Strategy):
         """Idempotent, within `timeouts.shutdown`; without a reason nothing is said."""
         session, self._session = self._session, None
         if self._cuts is not None and session is not None:
+            self._trainer.callbacks.remove(self._first)
             self._trainer.callbacks.remove(self._cuts)
             self._cuts.close(session.config.timeouts.shutdown)
             self._cuts = None
         if self._counter is not None:
             self._counter.close()
             self._counter = None
+        if self._global is not None:
+            self._global.close()
+            self._global = None
         self._restored, self._has_file = None, False
         if session is not None:
             session.close(reason)
@@ -326,7 +349,8 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and sockets."""
-        return {**self.__dict__, "_session": None, "_counter": None, "_cuts": None, "group": None}
+        gone = ("_session", "_counter", "_cuts", "_first", "_global", "group")
+        return {**self.__dict__, **dict.fromkeys(gone)}
 
     @property
     def _trainer(self) -> Any:
@@ -354,4 +378,6 @@ class DecoupledDiLoCoStrategy(Strategy):
 
     @property
     def _is_training(self) -> bool:
-        return self._session is not None and not self._trainer.sanity_checking
+        """Or validating within it, on the learner's own weights."""
+        on_theta = self._global is not None and self._global.is_running
+        return self._session is not None and not self._trainer.sanity_checking and not on_theta

@@ -6,6 +6,9 @@ add a column to `INNER` and say what is left out; `docs/lightning.md` holds the 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+import pytest
 import torch
 
 from tests.conformance import modules as m
@@ -227,3 +230,21 @@ FEATURES = [
         needs="transformers",
     ),
 ]
+
+
+def cells(rows):
+    """(row, inner, whether it is the row's cell in `make test`)."""
+    for row in rows:
+        inners = [inner for inner in INNER if (row.name, inner) not in LEFT_OUT]
+        for number, inner in enumerate(inners):
+            yield row, inner, not number
+
+
+def parameters(rows):
+    """The same for pytest; a cell whose package is missing is skipped with that reason."""
+    for row, inner, is_first in cells(rows):
+        marks = [pytest.mark.filterwarnings(text) for text in row.ignore]
+        marks += [] if is_first else [pytest.mark.slow]
+        if row.needs and find_spec(row.needs) is None:
+            marks.append(pytest.mark.skip(f"{row.needs} is not installed"))
+        yield pytest.param(row, inner, marks=marks, id=f"{row.name}-{inner}")

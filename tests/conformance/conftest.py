@@ -4,7 +4,7 @@ import pytest
 
 from tests.memory_syncer import memory_syncers
 
-for name in ("cells", "runs"):  # where a cell's assertions are
+for name in ("cells", "runs", "scenarios"):  # where a cell's assertions are
     pytest.register_assert_rewrite(f"tests.conformance.{name}")
 
 

@@ -1,12 +1,11 @@
 """One test per feature and inner strategy: trained with a live syncer, compared with plain
 Lightning plus a reference DiLoCo, counted step by step and token by token."""
 
-from importlib.util import find_spec
-
 import pytest
 
-from tests.conformance.cells import FEATURES, INNER, LEFT_OUT
+from tests.conformance.cells import FEATURES, parameters
 from tests.conformance.runs import assert_same, live, plain
+from tests.conformance.scenarios import SCENARIOS
 
 pytestmark = [
     pytest.mark.integration,
@@ -14,19 +13,7 @@ pytestmark = [
 ]
 
 
-def cells():
-    """The first inner strategy of a row runs in `make test`, the others in `make test-all`."""
-    for feature in FEATURES:
-        inners = [inner for inner in INNER if (feature.name, inner) not in LEFT_OUT]
-        for number, inner in enumerate(inners):
-            marks = [pytest.mark.filterwarnings(text) for text in feature.ignore]
-            marks += [pytest.mark.slow] if number else []
-            if feature.needs and find_spec(feature.needs) is None:
-                marks.append(pytest.mark.skip(f"{feature.needs} is not installed"))
-            yield pytest.param(feature, inner, marks=marks, id=f"{feature.name}-{inner}")
-
-
-@pytest.mark.parametrize(("feature", "inner"), cells())
+@pytest.mark.parametrize(("feature", "inner"), parameters(FEATURES))
 def test_cell(feature, inner, syncer, tmp_path):
     ours = live(feature, inner, syncer, tmp_path)
     theirs, theta, reference = plain(feature, tmp_path)
@@ -39,6 +26,11 @@ def test_cell(feature, inner, syncer, tmp_path):
     assert {name: seen[name] for name in feature.expected} == feature.expected
     assert_counted(feature, ours, reference.merges)
     feature.verify(ours)
+
+
+@pytest.mark.parametrize(("scenario", "inner"), parameters(SCENARIOS))
+def test_scenario(scenario, inner, syncer, tmp_path):
+    scenario.run(inner, syncer, tmp_path)
 
 
 def assert_counted(feature, run, merges):
