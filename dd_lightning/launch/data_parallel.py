@@ -79,6 +79,11 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
             "algorithm=data_parallel, whose members make the same step of one model. Speeds differ "
             "by simulate.speeds."
         )
+    if values["launcher"].get("resume") is not None:
+        raise ValueError(
+            f"launcher.resume is {values['launcher']['resume']!r}; allowed: null under "
+            "algorithm=data_parallel. Run it again: the same seed gives the same run."
+        )
     _warn(values)
     kept = {name: algorithm[name] for name in (*OWN, *SHARED)}
     return {**values, "algorithm": kept}
@@ -113,5 +118,10 @@ def _warn(values: Mapping[str, Any]) -> None:
         warnings.warn(
             f"{', '.join(changed)}: no effect under algorithm=data_parallel.", stacklevel=4
         )
-    if "aim" in (values.get("logger") or {}):
-        warnings.warn("logger=aim has no effect under algorithm=data_parallel.", stacklevel=4)
+    others = {
+        "logger=aim": "aim" in (values.get("logger") or {}),
+        "simulate.joins": bool(values["simulate"].get("joins")),
+        "simulate.leaves": bool(values["simulate"].get("leaves")),
+    }
+    for name in (name for name, given in others.items() if given):
+        warnings.warn(f"{name} has no effect under algorithm=data_parallel.", stacklevel=4)

@@ -62,9 +62,9 @@ class Evaluator:
         return self.evaluate_theta(load_parameters(checkpoint), checkpoint.name, initial, final)
 
     def evaluate_theta(
-        self, theta: Mapping[str, Tensor], file: str, initial: bool, final: bool
+        self, theta: Mapping[str, Tensor], name: str, initial: bool, final: bool
     ) -> dict[str, Any]:
-        """The same of parameters by name, which the tape knows as checkpoint `file`.
+        """The same of parameters by name, which the tape knows as checkpoint `name`.
 
         Raises:
             ValueError: the task's validation logs no `val_loss`.
@@ -77,7 +77,7 @@ class Evaluator:
                 f"it must log {VALIDATION_LOSS}"
             )
         found = {
-            "file": file,
+            "file": name,
             "loss": metrics.pop(VALIDATION_LOSS),
             "metrics": metrics,
             "initial": initial,
@@ -85,7 +85,7 @@ class Evaluator:
         }
         with open(self._folder / EVALUATIONS, "a") as file:
             file.write(json.dumps(found) + "\n")
-        log.info("%s: %s %.4f", file, VALIDATION_LOSS, found["loss"])
+        log.info("%s: %s %.4f", name, VALIDATION_LOSS, found["loss"])
         return found
 
 

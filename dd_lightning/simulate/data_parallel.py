@@ -43,6 +43,8 @@ from dd_lightning.simulate.step_time import StepTimes
 from dd_lightning.syncer.checkpoint import parameters_sha256
 from dd_lightning.syncer.telemetry import package_versions, without_paths
 
+log = logging.getLogger(__name__)
+
 REFRESH_S = 1.0  # of virtual time: how often the view is looked after
 
 
@@ -103,6 +105,7 @@ class DataParallelRun:
                 self._start(writer)
                 self._play()
             except Exception as error:  # of the user's module: the run has failed, and says so
+                log.exception("the job failed")
                 self._outcome.status = "failed"
                 self._problem(f"the job failed: {error!r}")
             if self._interrupt.requested:
@@ -146,6 +149,8 @@ class DataParallelRun:
         )
         self._evaluations = Evaluations(values, self._folder)
         self.members = self._make_members(count)
+        for line in settings.faults.describe():
+            self._view.say(line)
 
     def _make_members(self, count: int) -> list[Member]:
         values, slots = self._values, self._settings.syncer.num_data_slots

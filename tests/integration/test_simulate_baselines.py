@@ -14,6 +14,7 @@ from dd_lightning.launch.data_parallel import is_chosen
 from dd_lightning.launch.settings import check
 from dd_lightning.launch.task import check_task
 from dd_lightning.protocol.tape import read_tape
+from dd_lightning.report.summary import summarize
 from dd_lightning.simulate.data_parallel import DataParallelRun
 from dd_lightning.simulate.run import SimulatedRun
 
@@ -150,6 +151,17 @@ def test_a_job_that_goes_back_to_its_checkpoint_comes_to_the_same_model(simulate
     assert killed["uptime"] < 0.9
 
 
+def test_any_prefix_of_its_tape_has_a_summary_whose_tokens_add_up(simulate):
+    folder, _ = simulate(*JOB, *KILL, "simulate.restart_s=2")
+    tape = list(read_tape(folder / "tape.jsonl"))
+    for length in range(2, len(tape)):
+        summary = summarize(tape[:length])
+        jsonschema.validate(summary, SCHEMA)
+        for member in summary["per_learner"].values():
+            for row in member["ledger"]:
+                assert row["processed"] == row["merged"] + row["lost"] + row["pending"]
+
+
 def test_an_elastic_job_goes_on_without_the_member_and_loses_no_token(simulate):
     settings = ["algorithm.elastic=true", "algorithm.downscale_s=0.3", "algorithm.upscale_s=0.2"]
     folder, summary = simulate(*JOB, *KILL, *settings, "simulate.restart_s=0.4")
@@ -217,6 +229,7 @@ def test_synchronous_presets_wait_for_everybody(simulate, algorithm):
         (["algorithm.downscale_s=-1"], "algorithm.downscale_s is -1"),
         (["algorithm.elastic=maybe"], "algorithm.elastic is 'maybe'; allowed: false | true"),
         (["learner.overrides={1: {trainer: {max_steps: 7}}}"], "learner.overrides is"),
+        (["launcher.resume=last"], "launcher.resume is 'last'; allowed: null under"),
         (["chaos=poison_nan", "chaos.at_step=15"], "chaos has faults of kind poison"),
     ],
 )
@@ -230,6 +243,7 @@ def test_what_it_cannot_do_is_refused_by_name(overrides, said):
     ("overrides", "said"),
     [
         (["algorithm.sync_every=6"], "algorithm.sync_every: no effect under"),
+        (["simulate.joins={1: 2}"], "simulate.joins has no effect under"),
         (["chaos=kill_syncer", "chaos.at_step=15"], "chaos: kill_syncer has no effect under"),
     ],
 )
