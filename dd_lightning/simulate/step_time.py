@@ -89,6 +89,13 @@ class StepTimes:
             else:
                 yield max(LEAST_SHARE, self._relative(rng)) * self.mean_s / speed
 
+    def least_s(self, learners: int) -> float:
+        """No step of so many learners is shorter; 0 where the draws or a trace decide."""
+        if self.trace or self.traces or self.distribution != "constant":
+            return 0.0
+        fastest = max(self.speeds[index % len(self.speeds)] for index in range(learners))
+        return self.mean_s / fastest
+
     def _relative(self, rng: Random) -> float:
         """One duration as a share of the mean."""
         if self.distribution == "normal":

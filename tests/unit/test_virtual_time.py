@@ -151,6 +151,13 @@ def test_durations_have_the_mean_speed_and_spread_that_were_asked():
     assert set(itertools.islice(StepTimes(0.1).of(0, 1), 5)) == {0.1}
 
 
+def test_the_least_step_is_known_where_nothing_is_drawn():
+    times = StepTimes(0.1, speeds=(0.5, 1.0, 2.0))
+    assert [times.least_s(learners) for learners in (1, 2, 3, 4)] == [0.2, 0.1, 0.05, 0.05]
+    assert StepTimes(0.1, "normal", 0.2).least_s(2) == 0.0
+    assert StepTimes(0.1, trace=(0.1,)).least_s(2) == 0.0
+
+
 def test_a_measured_trace_goes_round(tmp_path):
     file = tmp_path / "steps.txt"
     file.write_text("0.1\n0.2\n0.3\n")
