@@ -41,8 +41,8 @@ class DataSlot(pl.Callback):
     def __init__(self, folder: Path, in_data: bool) -> None:
         self._folder, self._in_data = folder, in_data
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The learner has joined by now; its first batch is still to come."""
+    def on_joined(self, trainer: pl.Trainer) -> None:
+        """The learner has just joined; its training data is still to be made."""
         slot = trainer.strategy.given_slot  # type: ignore[attr-defined] (ours)
         if trainer.is_global_zero:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dd_lightning.learner.cut_file import TakenApart, cut_path, put_together, write_whole
+from dd_lightning.learner.group_session import FollowingSession
 from dd_lightning.learner.own_checkpoint import CHECKPOINT_KEY
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.state_copy import BackgroundCopy
@@ -33,14 +34,15 @@ class TakeCuts(Callback):
 
     def __init__(
         self,
-        session: LearnerSession,
+        session: LearnerSession | FollowingSession,
         counter: StepCounter,
         learner: str,
         boundary: Callable[[], None] | None,
+        refusal: str = "",
     ) -> None:
         self.copied_bytes = 0  # in the training thread, at the last record
         self._session, self._counter = session, counter
-        self._learner, self._boundary = learner, boundary
+        self._learner, self._boundary, self._refusal = learner, boundary, refusal
         self._writer: threading.Thread | None = None
 
     def on_train_batch_end(
@@ -49,6 +51,9 @@ class TakeCuts(Callback):
         """Record, if it is asked for and this is a moment for it."""
         if self._session.cuts.order is None:
             return
+        if self._refusal:
+            self._session.cuts.refuse(self._refusal)
+            return
         if self._boundary is not None:
             self._boundary()
         if not self._counter.in_the_middle and self._session.cut_is_due:
@@ -56,6 +61,7 @@ class TakeCuts(Callback):
 
     def _record(self, trainer: Trainer, module: LightningModule) -> None:
         session = self._session
+        assert isinstance(session, LearnerSession)  # the other ranks get no orders
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         checkpoint[CHECKPOINT_KEY] = session.state()
         parts = TakenApart.of(checkpoint, module, trainer.optimizers)

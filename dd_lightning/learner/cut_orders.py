@@ -39,6 +39,12 @@ class CutOrders:
         self._recorded = CutRecorded(generation=0, cut=cut, step=step, odometer=odometer)
         self._say(self._recorded)
 
+    def refuse(self, why: str) -> None:
+        """This learner cannot record its part: the cut fails at once, in these words."""
+        order, self.order = self.order, None
+        assert order is not None  # there is one to refuse
+        self.say_taken(CutTaken(generation=0, cut=order.cut, error=why))
+
     def say_taken(self, taken: CutTaken) -> None:
         """It is on disk, or not; called in the writing thread."""
         self._taken = taken

@@ -41,12 +41,9 @@ class LeadingSession(LearnerSession):
         self._quiet = False  # nothing is due: the others do not listen, so nothing is taken in
 
     def open(self) -> None:
-        """As of one process; the others get the welcome."""
-        with self._group.section(lambda: (0, self.steps)):
+        """As of one process, on every rank."""
+        with self._group.section(self._result):
             super().open()
-            data = msgspec.msgpack.encode(self.welcome)
-            self._group.order(Op.WELCOME, len(data))
-            self._group.send_bytes(data)
 
     def load(self) -> None:
         """As of one process, on every rank."""
@@ -92,6 +89,13 @@ class LeadingSession(LearnerSession):
     def _something_is_due(self) -> bool:
         assert self._ledger is not None
         return self._comm.has_news or self._ledger.has_something_due
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if self._ledger is None:  # the others know no fragments yet, which may be read at once
+            data = msgspec.msgpack.encode(welcome)
+            self._group.order(Op.WELCOME, len(data))
+            self._group.send_bytes(data)
+        super()._welcomed(welcome)
 
     def _drain(self) -> None:
         if not self._quiet:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -31,6 +31,13 @@ from dd_lightning.learner.step_counter import StepCounter
 from dd_lightning.learner.surroundings import Surroundings
 from dd_lightning.learner.tokens import TokenCounter
 from dd_lightning.learner.traffic import Traffic
+
+
+@runtime_checkable
+class AfterJoin(Protocol):
+    """A callback that is called once this learner has joined, before any training data is made."""
+
+    def on_joined(self, trainer: Any) -> None: ...
 
 
 class DecoupledDiLoCoStrategy(Strategy):
@@ -160,17 +167,33 @@ class DecoupledDiLoCoStrategy(Strategy):
     def model_to_device(self) -> None:
         """Then join: the last moment before optimizers (and with them the sampler) are set up."""
         super().model_to_device()
+        if not self.restore_checkpoint_after_setup:
+            self._join()
+
+    def barrier(self, name: str | None = None) -> None:
+        """Where a checkpoint is loaded into sharded parameters, so after the optimizers were set
+        up, this is the first hook that knows where the learner goes on from."""
+        super().barrier(name)
+        if name == "run-stage" and self.restore_checkpoint_after_setup:
+            self._join()
+
+    def _join(self) -> None:
         trainer = self._trainer
-        if trainer.state.fn == TrainerFn.FITTING:
-            if self._is_group:
-                self.group = Group(getattr(self, "_timeout", None), SharedStop(trainer))
-            folders.claim(trainer, self.identity.learner, self._without_folder)
-            self._session = open_session(
-                self, trainer, self._restored, wants_state=not self._has_file
-            )
-            data_position.begin(self._session, trainer.datamodule)
-            if self._session.is_alone or self.data == "none":
-                self._leave_sampler_alone(trainer)
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if self._is_group:
+            self.group = Group(getattr(self, "_timeout", None), SharedStop(trainer))
+            self.group.stop.listen()
+        folders.claim(trainer, self.identity.learner, self._without_folder)
+        self._session = open_session(self, trainer, self._restored, wants_state=not self._has_file)
+        data_position.begin(self._session, trainer.datamodule)
+        if self._session.is_alone or self.data == "none":
+            self._leave_sampler_alone(trainer)
+        for callback in trainer.callbacks:
+            if isinstance(callback, AfterJoin):
+                callback.on_joined(trainer)
+        if trainer.fit_loop._combined_loader is not None:
+            trainer.fit_loop._combined_loader = None  # made to count steps, without the data slot
 
     def _leave_sampler_alone(self, trainer: Any) -> None:
         """Subclasses whose sampler Lightning would replace stop it from doing so."""
@@ -188,7 +211,9 @@ class DecoupledDiLoCoStrategy(Strategy):
             batches=session.data_position,
         )
         boundary = None if self._automatic else self._boundary
-        self._cuts = TakeCuts(session, self._counter, self.identity.learner, boundary)
+        self._cuts = TakeCuts(
+            session, self._counter, self.identity.learner, boundary, self._why_no_cut
+        )
         trainer.callbacks.append(self._cuts)
         self._first = HandInFirst(self._hand_in)
         trainer.callbacks.insert(0, self._first)
@@ -356,6 +381,15 @@ class DecoupledDiLoCoStrategy(Strategy):
     def _trainer(self) -> Any:
         assert self.lightning_module is not None  # connected before any hook
         return self.lightning_module.trainer
+
+    @property
+    def _why_no_cut(self) -> str:
+        """Rank 0 records alone, which takes that nothing of it needs the other ranks."""
+        if self.group is not None and self.restore_checkpoint_after_setup:
+            return "its parameters lie in shards on several ranks, of which no cut is taken yet"
+        if self.group is not None and not self._automatic:
+            return "it is a group under manual optimization, of which no cut is taken yet"
+        return ""
 
     @property
     def _is_group(self) -> bool:

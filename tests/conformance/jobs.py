@@ -1,18 +1,22 @@
 """Starts learners that may be groups, against a syncer in the test's process."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from dd_lightning.launch.processes import scrubbed_environment
 from dd_lightning.protocol.config import SyncerConfig
-from tests.conformance.learner_job import main
+from tests.conformance.learner_job import DIED, main
 from tests.socket_run import run_over_sockets
 from tests.trainers import WAIT_S
 
 ROOT = Path(__file__).parents[2]
+JOB_S = 240.0  # on a process's whole life: loose, a tenth of it on two quiet cores
 JOB = {"inner": "ddp", "devices": 2, "steps": 12, "accumulate": 1, "seed": 3, "width": 5}
+JOB |= {"lr": 0.05, "measured": False, "die_at": 0, "resume": False, "next_life": None}
 SYNCHRONOUS = {"preset": "diloco", "fragments": 2, "sync_every": 4, "overlap": 1}
 
 
@@ -20,7 +24,12 @@ def run(folder, learners, **algorithm):
     """One run of `learners` (by their jobs' differences): the tape's events."""
     folder.mkdir()
     config = SyncerConfig.load(
-        {"algorithm": SYNCHRONOUS | algorithm, "learners": len(learners), "max_steps": 12}
+        {
+            "algorithm": SYNCHRONOUS | algorithm,
+            "learners": len(learners),
+            "max_steps": 12,
+            "timeouts": {"rejoin": WAIT_S},
+        }
     )
     jobs = [
         JOB | {"learner": str(index), "learners": len(learners), "folder": str(folder), **own}
@@ -39,16 +48,21 @@ def _learner(job):
         command = [sys.executable, "-m", "tests.conformance.learner_job", json.dumps(job)]
         environment = scrubbed_environment(1)
         log = Path(job["folder"]) / f"{job['learner']}.log"
-        with log.open("w") as out:
+        with log.open("a") as out:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
             try:
-                code = process.wait(WAIT_S)
+                code = process.wait(JOB_S)
             finally:
-                process.kill()
-        assert code == 0, log.read_text()[-3000:]
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # its ranks are in its session
+                    process.wait()
+        assert code == (DIED if job["die_at"] else 0), log.read_text()[-3000:]
+        if job["next_life"] is not None:
+            life = {"die_at": 0, "resume": True, "next_life": None, **job["next_life"]}
+            _learner(job | life)(address)
 
     return start
 

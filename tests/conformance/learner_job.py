@@ -4,6 +4,7 @@ and one JSON object. Every rank leaves `FOLDER/ID-RANK.json` with the digests of
 
 import hashlib
 import json
+import os
 import sys
 import time
 from datetime import timedelta
@@ -15,9 +16,11 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
 from dd_lightning import DecoupledDiLoCoStrategy
+from tests.conformance.live_bytes import LiveBytes
 from tests.trainers import QUIET, Regression
 
 ROWS = 4  # of a micro-batch
+DIED = 9
 WAIT = timedelta(seconds=60)  # of ranks for each other
 
 
@@ -81,6 +84,18 @@ class StartTogether(pl.Callback):
             time.sleep(0.01)
 
 
+class DieAt(pl.Callback):
+    """Every rank ends after this step, without a word, and leaves a checkpoint."""
+
+    def __init__(self, step, path):
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            os._exit(DIED)
+
+
 class Watch(pl.Callback):
     """Digests at the start and after every optimizer step, what the step applied included."""
 
@@ -90,11 +105,23 @@ class Watch(pl.Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if not self.digests:
             self.digests.append(digest(module))
+            self.steps = trainer.global_step
 
     def on_train_batch_end(self, trainer, module, *_):
         if trainer.global_step > self.steps:
             self.steps = trainer.global_step
             self.digests.append(digest(module))
+
+
+def measured(boundary, module, peaks):
+    """The boundary, which leaves its peak of live bytes in `peaks`."""
+
+    def run():
+        with LiveBytes([tensor.detach() for tensor in module.state_dict().values()]) as live:
+            boundary()
+        peaks.append(live.peak)
+
+    return run
 
 
 def main(job):
@@ -104,21 +131,27 @@ def main(job):
         inner=DDPStrategy(timeout=WAIT) if job["inner"] == "ddp" else job["inner"],
         data="none",
     )
-    watch = Watch()
+    watch, die = Watch(), job["die_at"] > 0
+    saved = str(Path(job["folder"]) / f"{job['learner']}.ckpt")
     options = QUIET | {"devices": job["devices"], "use_distributed_sampler": False}
     trainer = pl.Trainer(
         **options,
         strategy=strategy,
         max_steps=job["steps"],
         accumulate_grad_batches=job["accumulate"],
-        callbacks=[StartTogether(job), watch],
+        callbacks=[StartTogether(job), watch, *([DieAt(job["die_at"], saved)] if die else [])],
     )
-    module = Model(sharded=job["inner"] == "fsdp2", seed=job["seed"], width=job["width"])
+    module = Model(
+        sharded=job["inner"] == "fsdp2", seed=job["seed"], width=job["width"], lr=job["lr"]
+    )
     data = MicroBatches(int(job["learner"]), job["micro_batches"])
-    trainer.fit(module, datamodule=data)
+    peaks = []
+    if job["measured"]:
+        strategy._boundary = measured(strategy._boundary, module, peaks)
+    trainer.fit(module, datamodule=data, ckpt_path=saved if job["resume"] else None)
     said = {
         "digests": watch.digests,
-        "values": {name: whole(p).tolist() for name, p in module.named_parameters()},
+        "peaks": peaks,
         "strategy": strategy.inner_name,
     }
     path = Path(job["folder"]) / f"{job['learner']}-{trainer.global_rank}.json"

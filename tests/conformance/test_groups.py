@@ -6,7 +6,9 @@ from tests.conformance.jobs import run, said
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
+    pytest.mark.filterwarnings("ignore:.*your dataloader is not resumable"),
 ]
 
 SINGLE = {"inner": "auto", "devices": 1, "accumulate": 2}  # a micro-batch of each rank a step
@@ -38,3 +40,32 @@ def test_theta_does_not_depend_on_which_learner_is_sharded(tmp_path, sharded):
     for learner in range(2):
         mixed, single = (said(tmp_path / name, learner)["digests"] for name in merges)
         assert mixed == single
+
+
+def test_a_sharded_rank_never_holds_more_than_a_fragment_in_full(tmp_path):
+    width, mib = 400_000, 2**20
+    run(tmp_path / "run", [{"inner": "fsdp2", "width": width, "lr": 1e-7, "measured": True}])
+    largest = 4 * max(3 * width, 2 * width + 1)  # of the two fragments, in float32
+    for rank in range(2):
+        peaks = said(tmp_path / "run", 0, rank)["peaks"]
+        assert max(peaks) <= largest + mib
+        assert max(peaks) > mib  # what is counted is what happens
+
+
+@pytest.mark.parametrize(
+    ("inner", "next_life"),
+    [
+        ("ddp", {"inner": "auto", "devices": 1, "accumulate": 2}),
+        pytest.param("fsdp2", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_group_goes_on_from_its_checkpoint(tmp_path, inner, next_life):
+    tape = run(tmp_path / "run", [{"inner": inner, "die_at": 6, "next_life": next_life}])
+    first, second = (event for event in tape if event["event"] == "join")
+    assert (first["state_from"], second["state_from"]) == ("cold", "checkpoint")
+    assert (second["state_step"], first["ranks"]) == (6, 2)
+    assert second["ranks"] == next_life.get("devices", 2)
+    ranks = [said(tmp_path / "run", 0, rank)["digests"] for rank in range(second["ranks"])]
+    assert all(len(digests) == 1 + 6 and digests == ranks[0] for digests in ranks)
+    ledger = [event for event in tape if event["event"] == "ledger"][-1]
+    assert all(row["processed"] == row["merged"] + row["lost"] for row in ledger["fragments"])
