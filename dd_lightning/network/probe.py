@@ -21,15 +21,20 @@ _ACK = b"k"
 class AckServer:
     """Reads length-prefixed requests and answers each with one byte; a context manager.
 
-    `sources` holds the source address of each connection, in order.
+    `connections` holds them in order, `sources` the source address of each.
+
+    Args:
+        receive_bytes: of each connection's buffer, which limits its TCP window; None: the system's.
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", receive_bytes: int | None = None) -> None:
         self.sources: list[str] = []
         self._listener = socket.create_server((host, 0))
+        if receive_bytes is not None:  # accepted sockets inherit it
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.host, self.port = self._listener.getsockname()[:2]
         self._threads: list[threading.Thread] = []
-        self._connections: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
 
     def __enter__(self) -> Self:
         self._start(self._accept)
@@ -41,12 +46,12 @@ class AckServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for sock in (self._listener, *self._connections):
+        for sock in (self._listener, *self.connections):
             with contextlib.suppress(OSError):  # the other end was faster
                 sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in it
         for thread in self._threads:
             thread.join(PROBE_TIMEOUT_S)
-        for sock in (self._listener, *self._connections):
+        for sock in (self._listener, *self.connections):
             sock.close()
 
     def _start(self, target: Callable[..., None], *args: object) -> None:
@@ -61,7 +66,7 @@ class AckServer:
             except OSError:
                 return  # closed
             self.sources.append(source[0])
-            self._connections.append(connection)
+            self.connections.append(connection)
             self._start(self._answer, connection)
 
     def _answer(self, connection: socket.socket) -> None:
@@ -83,17 +88,33 @@ class AckServer:
 
 
 def request_times(
-    address: tuple[str, int], sizes: Iterable[int], repeats: int, warm_up_bytes: int = 0
+    address: tuple[str, int],
+    sizes: Iterable[int],
+    repeats: int,
+    warm_up_bytes: int = 0,
+    *,
+    idle_s: float = 0.0,
+    congestion: str | None = None,
 ) -> dict[int, list[float]]:
     """Seconds from sending a request of each size to its acknowledgement, over one connection.
 
     Args:
         repeats: requests of each size; sizes take turns, so that a disturbance hits them all.
         warm_up_bytes: a first request that is not counted and opens the TCP window.
+        idle_s: pause before each request.
+        congestion: TCP's congestion control by name (Linux); None: the system's.
     """
     times: dict[int, list[float]] = {size: [] for size in sizes}
-    with socket.create_connection(address, timeout=PROBE_TIMEOUT_S) as connection:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(PROBE_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if congestion is not None:
+            # before connecting: a connection that began with bbr is paced for ever, which spreads
+            # each flight of another control's slow start over half a round trip
+            name = congestion.encode()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        connection.connect(address)
 
         def request(size: int) -> float:
             message = _LENGTH.pack(size) + bytes(size)
@@ -107,6 +128,7 @@ def request_times(
             request(warm_up_bytes)
         for _ in range(repeats):
             for size in times:
+                time.sleep(idle_s)
                 times[size].append(request(size))
     return times
 

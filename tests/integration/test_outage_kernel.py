@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dd_lightning.protocol.tape import read_tape
+from tests.netns.namespaces import ADDRESSES, Shape, joined_namespaces, unavailable
 from tests.syncer_process import END_S, Syncer, until
-from tests.tun_link import ADDRESSES, joined_namespaces, unavailable
 
 pytestmark = [
     pytest.mark.integration,
@@ -126,7 +126,7 @@ def first_after(times: Callable[[], list[float]], moment: float) -> float:
 
 def test_the_first_contribution_after_an_outage_does_not_wait_for_tcp(tmp_path, inside) -> None:
     run_dir = tmp_path / "run"
-    with joined_namespaces(ONE_WAY_S) as link:
+    with joined_namespaces(Shape(delay_s=ONE_WAY_S)) as link:
         near, far = link.names
         listen = f"--listen=tcp://{ADDRESSES[1]}:0"
         syncer = Syncer(run_dir, listen, *SETTINGS, before=("ip", "netns", "exec", far))
