@@ -62,6 +62,7 @@ class Estimate:
     bytes_per_hour: float
     egress_per_day: float  # of the syncer's side, to the learners
     syncer_memory: float
+    syncer_memory_empty: float  # of it, without a model
     syncer_memory_share: float  # of the memory of its machine
     syncer_cpu_share: float  # of one core
     boundary_share: float  # of a step, for copies
@@ -206,6 +207,7 @@ def _whole(
         bytes_per_hour=per_step / step_s * 3600,
         egress_per_day=sent_down / step_s * 86400,
         syncer_memory=memory,
+        syncer_memory_empty=SYNCER_BASE_BYTES,
         syncer_memory_share=memory / memory_there,
         syncer_cpu_share=cpu,
         boundary_share=boundary,
