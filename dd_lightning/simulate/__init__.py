@@ -1,1 +1,1 @@
-"""Virtual time: fleets of millions of chips (`goodput`), without training anything."""
+"""Virtual time: runs of the real parts with faults, replays, fleets of chips, estimates."""
