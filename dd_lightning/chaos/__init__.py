@@ -1,1 +1,1 @@
-"""Faults on purpose: plans of what fails when, and their injection into processes, real or virtual."""
+"""Faults on purpose: plans of what fails when; their injection into processes, real or virtual."""
