@@ -92,7 +92,7 @@ def rows(folder, event):
     return [row for row in read_tape(folder / "tape.jsonl") if row["event"] == event]
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(simulate):
+def test_the_same_seed_gives_the_same_run_and_time_does_not_change_the_model(simulate):
     settings = [*JOB, "simulate.distribution=normal", "simulate.jitter=0.1"]
     (one, first), (two, second) = simulate(*settings), simulate(*settings, again=1)
     assert (one / "tape.jsonl").read_bytes() == (two / "tape.jsonl").read_bytes()
