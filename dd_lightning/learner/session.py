@@ -78,10 +78,9 @@ class LearnerSession:
         self.weights = GlobalWeights(values, comm.traffic, self._settle_copies)
         self._ledger: LearnerLedger | None = None
         self._inner: InnerExchange | None = None
-        self._donated = False  # a peer's inner state was promised, by the newest welcome
-        self._told_to_stop = told_to_stop
-        self._part, self._start_step = part, 0  # where a newcomer's schedule starts
-        self._released = self._closed = False
+        self._told_to_stop, self._part = told_to_stop, part
+        self._start_step = 0  # of a newcomer's schedule
+        self._donated = self._released = self._closed = False  # donated: a peer's state is to come
 
     # ------------------------------------------------------------------ beginning
 

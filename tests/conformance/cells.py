@@ -14,6 +14,7 @@ import torch
 from tests.conformance import modules as m
 from tests.conformance import observing as o
 from tests.conformance.feature import Feature
+from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.trainers import Regression
 
 INNER = ("auto", "single_device")
@@ -60,12 +61,12 @@ def statistics_travel(run):
 
 
 FEATURES = [
-    Feature("precision_32", 'precision="32-true"', options=o.always(precision="32-true")),
-    Feature("bf16_mixed", 'precision="bf16-mixed"', options=o.always(precision="bf16-mixed")),
-    Feature("bf16_true", 'precision="bf16-true"', options=o.always(precision="bf16-true")),
+    Feature("precision_32", '`precision="32-true"`', options=o.always(precision="32-true")),
+    Feature("bf16_mixed", '`precision="bf16-mixed"`', options=o.always(precision="bf16-mixed")),
+    Feature("bf16_true", '`precision="bf16-true"`', options=o.always(precision="bf16-true")),
     Feature(
         "fp16_mixed",
-        'precision="16-mixed": steps that the scaler skips are not counted',
+        '`precision="16-mixed"`: steps that the scaler skips are not counted',
         m.Overflowing,
         o.with_scaler,
         batches=24,
@@ -75,17 +76,17 @@ FEATURES = [
     ),
     Feature(
         "accumulate",
-        "accumulate_grad_batches",
+        "`accumulate_grad_batches`",
         options=o.always(accumulate_grad_batches=4),
         batches=64,
         tokens=256,
         fragments=1,
         verify=merges_after_32_micro_batches,
     ),
-    Feature("clip_norm", "gradient_clip_val (norm)", options=o.always(gradient_clip_val=0.1)),
+    Feature("clip_norm", "`gradient_clip_val` (norm)", options=o.always(gradient_clip_val=0.1)),
     Feature(
         "clip_value",
-        "gradient_clip_val (value)",
+        "`gradient_clip_val` (value)",
         options=o.always(gradient_clip_val=0.05, gradient_clip_algorithm="value"),
     ),
     Feature("manual", "manual optimization", m.Manual),
@@ -98,13 +99,13 @@ FEATURES = [
     ),
     Feature(
         "compile_module",
-        "torch.compile of the LightningModule",
+        "`torch.compile` of the LightningModule",
         wrap=lambda module: torch.compile(module, backend="eager"),
         verify=named_as_without,
     ),
     Feature(
         "compile_inside",
-        "torch.compile of a part of it",
+        "`torch.compile` of a part of it",
         m.CompiledInside,
         verify=named_as_without,
     ),
@@ -140,10 +141,10 @@ FEATURES = [
         fragments=1,
         verify=statistics_travel,
     ),
-    Feature("configure_model", "parameters made in configure_model", m.ConfiguredLate),
+    Feature("configure_model", "parameters made in `configure_model`", m.ConfiguredLate),
     Feature(
         "early_stopping",
-        "EarlyStopping",
+        "`EarlyStopping`",
         m.Watched,
         o.stops_early,
         validates=True,
@@ -155,17 +156,17 @@ FEATURES = [
     ),
     Feature(
         "model_checkpoint",
-        "ModelCheckpoint: files hold the weights after the merge",
+        "`ModelCheckpoint`: files hold the weights after the merge",
         options=o.checkpoints,
         observe=o.saved,
         expected={
             "files": [f"epoch=0-step={step}.ckpt" for step in (12, 16, 4, 8)] + ["last.ckpt"]
         },
     ),
-    Feature("weight_averaging", "WeightAveraging", options=o.averaging),
+    Feature("weight_averaging", "`WeightAveraging`", options=o.averaging),
     Feature(
         "rate_monitor",
-        "LearningRateMonitor",
+        "`LearningRateMonitor`",
         m.ByStep,
         o.monitors_rate,
         observe=o.rates_logged,
@@ -173,13 +174,13 @@ FEATURES = [
     ),
     Feature(
         "rich_progress_bar",
-        "RichProgressBar",
+        "`RichProgressBar`",
         options=o.progress_bar,
         observe=o.bar_at,
         expected={"done": 16},
     ),
     Feature(
-        "fast_dev_run",
+        "`fast_dev_run`",
         "fast_dev_run",
         options=o.always(fast_dev_run=True),
         steps=1,
@@ -187,10 +188,10 @@ FEATURES = [
         observe=o.global_step,
         expected={"global_step": 1},
     ),
-    Feature("overfit", "overfit_batches", options=o.always(overfit_batches=2), epochs=8),
+    Feature("overfit", "`overfit_batches`", options=o.always(overfit_batches=2), epochs=8),
     Feature(
         "limits",
-        "limit_train_batches, limit_val_batches",
+        "`limit_train_batches`, `limit_val_batches`",
         options=o.always(limit_train_batches=8, limit_val_batches=1),
         validates=True,
         learners=1,
@@ -198,7 +199,7 @@ FEATURES = [
         observe=o.val_loss,
     ),
     Feature(
-        "max_steps",
+        "`max_steps`",
         "max_steps",
         options=o.always(max_steps=16, max_epochs=-1),
         batches=12,
@@ -248,3 +249,24 @@ def parameters(rows):
         if row.needs and find_spec(row.needs) is None:
             marks.append(pytest.mark.skip(f"{row.needs} is not installed"))
         yield pytest.param(row, inner, marks=marks, id=f"{row.name}-{inner}")
+
+
+def table() -> str:
+    """The table of `docs/lightning.md`: rows, columns, and notes on the cells left out."""
+    notes: list[str] = []
+
+    def cell(row: Feature | Scenario, inner: str) -> str:
+        reason, answer = LEFT_OUT.get((row.name, inner)), "no"
+        if reason is None and row.needs:
+            reason, answer = f"Tested only where `{row.needs}` is installed.", "not run"
+        if reason is None:
+            return "yes"
+        if reason not in notes:
+            notes.append(reason)
+        return f"{answer} [{notes.index(reason) + 1}]"
+
+    lines = ["| feature | " + " | ".join(INNER) + " |", "|---" * (1 + len(INNER)) + "|"]
+    for row in (*FEATURES, *SCENARIOS):
+        lines.append(f"| {row.title} | " + " | ".join(cell(row, inner) for inner in INNER) + " |")
+    lines += [f"\n[{number}] {reason}" for number, reason in enumerate(notes, 1)]
+    return "\n".join(lines)

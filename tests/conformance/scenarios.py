@@ -276,7 +276,7 @@ SCENARIOS = [
     Scenario("several_fits", "several fits with one Trainer", several_fits),
     Scenario(
         "evaluation",
-        "validate, test and predict without a syncer",
+        "`validate`, `test` and `predict` without a syncer",
         evaluation_without_a_syncer,
     ),
     Scenario("nan_loss", "NaN loss: stays with its learner", nan_stays_with_its_learner),
@@ -288,10 +288,12 @@ SCENARIOS = [
     ),
     Scenario(
         "averaged_end",
-        "WeightAveraging: its average is not handed in",
+        "`WeightAveraging`: its average is not handed in",
         average_is_not_handed_in,
     ),
-    Scenario("validate_global", "validation on the global weights", global_validation),
-    Scenario("monitor", "DecoupledDiLoCoMonitor", monitor_logs),
-    Scenario("lightning_cli", "LightningCLI", command_line, needs="jsonargparse"),
+    Scenario(
+        "validate_global", "`validate_global`: validation on the global weights", global_validation
+    ),
+    Scenario("monitor", "`DecoupledDiLoCoMonitor`", monitor_logs),
+    Scenario("lightning_cli", "`LightningCLI`", command_line, needs="jsonargparse"),
 ]
