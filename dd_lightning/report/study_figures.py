@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dd_lightning.report.figures import engineering
 from dd_lightning.report.study import Group, Study, short
 from dd_lightning.report.study_measures import MEASURES, sent_at
+from dd_lightning.report.study_timeline import draw_timelines
 from dd_lightning.report.style import (
     BLUE,
     GREEN,
@@ -26,7 +27,7 @@ from dd_lightning.report.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STUDY, CURVES = "study.png", "curves.png"
+STUDY, CURVES, TIMELINE = "study.png", "curves.png", "timeline.png"
 COLOURS, MARKERS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, INK), "os^DvPX"
 LINES = tuple(zip(COLOURS, MARKERS, strict=True))
 ENOUGH_POINTS = 4  # evaluations of a run that make a curve
@@ -55,6 +56,9 @@ def write_study_figures(folder: Path, study: Study) -> list[Path]:
                 _draw_curves(panel, study, what)
             figure.savefig(folder / CURVES)
             written.append(folder / CURVES)
+        if study.plan.timeline is not None:
+            draw_timelines(study, study.plan.timeline).savefig(folder / TIMELINE)
+            written.append(folder / TIMELINE)
     return written
 
 

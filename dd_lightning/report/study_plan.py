@@ -24,7 +24,8 @@ class StudyPlan:
         draw: those of them that get a panel each, at most three; null: the first.
         target_loss: validation loss that `seconds_to_loss` waits for.
         target_tokens: merged tokens that `seconds_to_tokens` waits for.
-        timeline: draw learners' computing, waiting and sending of one run for each x.
+        timeline: draw who computes, waits and sends between these two moments of a run, s; needs
+            launcher.step_log; null: not drawn.
         arm, arms: named settings that differ together; the experiment's own interpolations use
             them, the report does not.
 
@@ -38,7 +39,7 @@ class StudyPlan:
     draw: tuple[str, ...] = ()
     target_loss: float | None = None
     target_tokens: float | None = None
-    timeline: bool = False
+    timeline: tuple[float, float] | None = None
     arm: str | None = None
     arms: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,6 +65,12 @@ class StudyPlan:
                     f"study.{target} is null, but study.measures has {measure}; give the value "
                     "whose time is asked for."
                 )
+        if self.timeline is not None and not (
+            len(self.timeline) == 2 and 0 <= self.timeline[0] < self.timeline[1]
+        ):
+            raise ValueError(
+                f"study.timeline is {list(self.timeline)}; allowed: null, or [from, to] in seconds."
+            )
         if self.arms and self.arm not in self.arms:
             raise ValueError(f"study.arm is {self.arm!r}; allowed: {' | '.join(self.arms)}.")
 
@@ -78,11 +85,11 @@ class StudyPlan:
                     f"study.{key} is not a setting; allowed: {', '.join(known)}."
                     + _hint(key, known)
                 )
-        for name in ("measures", "draw"):
-            if name in values:
+        for name in ("measures", "draw", "timeline"):
+            if values.get(name) is not None:
                 given = values[name]
                 if not isinstance(given, list | tuple):
-                    raise ValueError(f"study.{name} is {given!r}; allowed: a list of measures.")
+                    raise ValueError(f"study.{name} is {given!r}; allowed: a list.")
                 values[name] = tuple(given)
         return cls(**values)
 

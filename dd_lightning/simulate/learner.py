@@ -22,6 +22,7 @@ from dd_lightning.simulate.actors import Actor
 from dd_lightning.simulate.comm import VirtualComm
 from dd_lightning.simulate.network import VirtualNetwork
 from dd_lightning.simulate.processes import Pausable
+from dd_lightning.simulate.step_record import StepRecord
 
 LAST = "last.ckpt"
 ADDRESS = "tcp://127.0.0.1:1"  # nobody dials it: the channel is virtual
@@ -32,10 +33,13 @@ class StepDuration(Callback):
 
     Args:
         durations: seconds of virtual time, one a step.
+        record: where each step's begin and end go.
     """
 
-    def __init__(self, actor: Actor, durations: Iterator[float]) -> None:
-        self._actor, self._durations = actor, durations
+    def __init__(
+        self, actor: Actor, durations: Iterator[float], record: StepRecord | None = None
+    ) -> None:
+        self._actor, self._durations, self._record = actor, durations, record
         self._began: tuple[float, float] | None = None
         self.real_seconds = self.cpu_seconds = 0.0
 
@@ -53,7 +57,11 @@ class StepDuration(Callback):
 
     def _pass(self) -> None:
         self._count()
+        if self._record is not None:
+            self._record.begin()
         self._actor.work(next(self._durations))
+        if self._record is not None:
+            self._record.end()
         self._begin()
 
     def _begin(self) -> None:
@@ -133,7 +141,8 @@ class VirtualLearner(Pausable):
         self._values, self._folder, self._plan = values, folder, plan
         self._network, self._time = network, network.time
         self._actor = Actor(self.name, self._play, network.time)
-        self._steps = StepDuration(self._actor, durations)
+        record = StepRecord(folder, network.time.clock) if values["launcher"]["step_log"] else None
+        self._steps = StepDuration(self._actor, durations, record)
         self._told = _Told()
         self._comm: VirtualComm | None = None
         self._code = FINISHED_CODE  # once it has ended
@@ -218,7 +227,7 @@ class VirtualLearner(Pausable):
         callbacks.append(VirtualCheckpoint(self._folder / CHECKPOINTS, every_s, now))
         try:
             train(
-                self._values,
+                self._values | {"launcher": self._values["launcher"] | {"step_log": False}},
                 str(self._index),
                 self._folder,
                 ADDRESS,

@@ -192,11 +192,12 @@ def test_one_run_has_no_spread():
     [
         ({"measures": ["validation_los"]}, "Did you mean validation_loss"),
         ({"measures": []}, "at least one"),
-        ({"measures": "goodput"}, "a list of measures"),
+        ({"measures": "goodput"}, "allowed: a list"),
         ({"line": "learners"}, "Did you mean lines"),
         ({"measures": ["seconds_to_loss"]}, "study.target_loss is null"),
         ({"arm": "x", "arms": {"y": {}}}, "study.arm is 'x'; allowed: y"),
         ({"draw": ["goodput"] * 4}, "at most 3"),
+        ({"timeline": [3, 1]}, "study.timeline is"),
     ],
 )
 def test_a_wrong_study_is_refused_by_name(values, said):
