@@ -17,6 +17,7 @@ from dd_lightning.protocol.config import AlgorithmConfig, Timeouts
 pytestmark = pytest.mark.unit
 
 CONF = Path(conf.__file__).parent
+SIMULATED = ("data_parallel", "data_parallel_elastic")  # baselines without a preset in the code
 GROUPS = sorted(path.name for path in CONF.iterdir() if list(path.glob("*.yaml")))
 
 
@@ -36,7 +37,7 @@ def test_the_groups_are_those_promised():
 
 @pytest.mark.parametrize("choice", [f"{g}={c}" for g in GROUPS for c in choices(g)])
 def test_every_choice_composes_and_passes_the_checks(choice):
-    simulated = ["mode=simulate"] if choice == "algorithm=data_parallel" else []
+    simulated = ["mode=simulate"] if choice.startswith("algorithm=data_parallel") else []
     settings = check(resolved(choice, *simulated))
     check_task(settings.values, settings.syncer.num_data_slots)
 
@@ -51,7 +52,7 @@ def test_experiments_combine_with_networks_and_learners(experiment, network, lea
     assert check(resolved(*overrides)).values["learners"] == learners
 
 
-@pytest.mark.parametrize("name", sorted({*choices("algorithm")} - {"data_parallel"}))
+@pytest.mark.parametrize("name", sorted({*choices("algorithm")} - {*SIMULATED}))
 def test_algorithm_files_are_the_presets_key_by_key(name):
     written = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
     assert written.pop("preset") == name
@@ -62,7 +63,7 @@ def test_algorithm_files_are_the_presets_key_by_key(name):
 
 
 def test_every_preset_and_every_setting_of_the_algorithm_has_its_place():
-    assert choices("algorithm") == sorted([*PRESETS, "data_parallel"])
+    assert choices("algorithm") == sorted([*PRESETS, *SIMULATED])
     written = yaml.safe_load((CONF / "algorithm" / "paper.yaml").read_text())
     assert written.keys() == set(AlgorithmConfig.__struct_fields__)
 
