@@ -81,7 +81,7 @@ def test_a_tiny_job_of_a_study_plays_to_its_end(name, tmp_path, tmp_path_factory
     data = tmp_path_factory.getbasetemp() / "studies-data"
     last = [one for one in jobs(name)[-1] if not one.startswith("learners=")]
     settings = settings_of(
-        name, *last, *TINY, f"task.data.cache_dir={data}", "trainer.max_steps=12", "learners=2"
+        name, *last, *TINY, f"task.data.cache_dir={data}", "trainer.max_steps=12"
     )
     module = check_task(settings.values, settings.syncer.num_data_slots)
     outcome = SimulatedRun(settings, tmp_path, module, Silent(), draw=False).execute()
