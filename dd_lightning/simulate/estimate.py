@@ -26,8 +26,11 @@ THETA_BYTES = 4  # an element of Θ on its way to the learners
 CODEC_BYTES = {"none": 4, "bf16": 2}  # an element of a contribution of a float32 learner
 MERGE_BYTES_S = 1.0e9  # contributions through checks, merge and outer step, one thread
 COPY_BYTES_S = 2.0e9  # snapshot or apply at a boundary, device to host memory
-SYNCER_BASE_BYTES = 340 << 20  # a syncer's process without a model
-SYNCER_COPIES = 5  # Θ, momentum, outer gradient, published bytes, copy for the checkpoint
+SYNCER_BASE_BYTES = 760e6  # a syncer's process without a model: torch and Lightning, measured
+SYNCER_FIRST_BYTES = 92e6  # what the first merges and checkpoints load, whatever the model
+# Θ, momentum, published bytes, copies of Θ and momentum for the checkpoint, received values
+SYNCER_COPIES = 6
+KEPT_COPIES = 3  # further published versions, where a codec sends deltas
 DEFAULT_MEMORY_BYTES = 64e9
 LATENCY_STEPS_OVERWRITE = 0.9  # of overwrite, beside RTT and two transfers (protocol.md)
 
@@ -191,7 +194,9 @@ def _whole(
     held = len(rows) * plan.in_flight * (plan.up + plan.down)
     cpu = len(rows) * plan.up / MERGE_BYTES_S / plan.interval_s
     boundary = 2 * THETA_BYTES * plan.parameters / plan.steady_h / COPY_BYTES_S / step_s
-    memory = SYNCER_BASE_BYTES + SYNCER_COPIES * THETA_BYTES * plan.parameters + held
+    copies = SYNCER_COPIES + (KEPT_COPIES if str(config.algorithm.codec) != "none" else 0)
+    grown = SYNCER_FIRST_BYTES + copies * THETA_BYTES * plan.parameters + held
+    memory = SYNCER_BASE_BYTES + grown
     shares = {
         "link": max(row.link_share for row in rows),
         "syncer CPU": cpu,
