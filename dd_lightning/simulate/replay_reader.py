@@ -81,6 +81,11 @@ class ScriptReader:
 
     def _on_run(self, event: Event) -> None:
         self._config = dict(event["config"])
+        if self._config.get("algorithm", {}).get("preset") == "data_parallel":
+            raise CannotReplay(
+                "the run is of algorithm=data_parallel, the simulated baseline, which has no "
+                "contributions to replay: run it again, the same seed gives the same tape"
+            )
 
     def _on_layout(self, event: Event) -> None:
         self._layout = event

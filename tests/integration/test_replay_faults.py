@@ -117,7 +117,12 @@ def test_processes_are_replayed_although_their_syncer_died_before_it_heard_of_an
     assert (code, found["equal"], found["merges"]) == (0, True, run.summary["rounds"]), found
 
 
-def test_a_poisoned_learner_a_cut_and_a_group_are_refused_by_name(capsys, restarted, tmp_path):
+def test_a_poisoned_learner_a_cut_a_group_and_a_baseline_are_refused_by_name(capsys, restarted, tmp_path):
+    def baseline(event):
+        if event["event"] == "run":
+            event["config"]["algorithm"]["preset"] = "data_parallel"
+        return event
+
     def poisoned(event):
         if event["event"] == "fault":
             event |= {"action": "poison", "target": "1", "fired": 1.0}
@@ -135,7 +140,7 @@ def test_a_poisoned_learner_a_cut_and_a_group_are_refused_by_name(capsys, restar
 
     for number, (change, text) in enumerate(
         [(poisoned, "overwrote parameters of learner 1"), (grouped, "a group of 2 ranks"),
-         (cut, "consistent cut cut-7")]
+         (cut, "consistent cut cut-7"), (baseline, "algorithm=data_parallel")]
     ):  # fmt: skip
         to = tmp_path / str(number)
         to.mkdir()
