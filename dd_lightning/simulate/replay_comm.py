@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from dd_lightning.learner.comm import Delivery
+from dd_lightning.learner.traffic import Traffic
 from dd_lightning.protocol.held import Snapshot
 from dd_lightning.protocol.messages import (
     Applied,
@@ -74,6 +75,7 @@ class ReplayComm:
         self._script, self._answers, self._tensors = script, answers, tensors
         self._codec, self._park = codec, park
         self._now = 0.0
+        self.traffic = Traffic()
         self.snapshots: dict[RoundKey, Snapshot] = {}  # taken for merges to come
         self.initial: dict[int, Mapping[str, Any]] = {}
         self.step = script.first.step  # inner steps done, as far as the session has said
@@ -259,4 +261,6 @@ class ReplayComm:
         self, message: Any, tensors: Mapping[str, Any] | None = None, payload: Any = None
     ) -> Delivery:
         assert not isinstance(message, StateChunk) or payload is not None  # raw bytes beside it
+        if isinstance(message, Fragment) and tensors is not None:
+            self.traffic.came(message, tensors, message.payload.num_bytes)
         return Delivery(message, tensors, self._now, payload)

@@ -117,7 +117,7 @@ def test_processes_are_replayed_although_their_syncer_died_before_it_heard_of_an
     assert (code, found["equal"], found["merges"]) == (0, True, run.summary["rounds"]), found
 
 
-def test_a_poisoned_learner_a_cut_a_group_and_a_baseline_are_refused_by_name(capsys, restarted, tmp_path):
+def test_what_is_not_replayed_is_refused_by_name(capsys, restarted, tmp_path):
     def baseline(event):
         if event["event"] == "run":
             event["config"]["algorithm"]["preset"] = "data_parallel"
