@@ -84,6 +84,8 @@ class Intake:
                 run.final_inbox.setdefault(fragment, {})[member.learner] = held
             else:
                 run.early.setdefault(message.round, {})[member.learner] = held
+                if round_ is not None:  # it is past that one's step and answers no pull of it
+                    self.closing.strike_from(round_, member.learner, now)
         elif member.account.merged_upto[fragment] != (message.epoch, message.round):
             merging = book.merging.get((message.epoch, message.round))
             if merging is None or not merging.holds(member.learner, member.generation):

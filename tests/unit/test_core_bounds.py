@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from dd_lightning.protocol import actions as act
 from dd_lightning.protocol import messages as msg
 from tests.fleet import Fleet, Spec
+from tests.scripted_core import ScriptedCore
 
 pytestmark = pytest.mark.unit
 
@@ -66,3 +67,14 @@ def test_a_round_in_which_all_were_rejected_is_no_merge():
     assert first.round in [event["round"] for event in fleet.events("round_cancelled")]
     assert all(event["contributors"] for event in fleet.events("merge"))
     fleet.finish()
+
+
+def test_a_learner_that_is_past_a_round_is_not_waited_for() -> None:
+    """`wait: overlap`: with a snapshot of a later round it answers no pull of an earlier one."""
+    core = ScriptedCore(2, quorum="all", wait="overlap", overlap=0).started("0", "1").opened(1)
+    ahead = replace(core.contribution("1", 3), unasked=True)
+    core.receive("1", ahead, payload="later")
+    core.receive("0", core.contribution("0", 1), payload="now")
+    assert [(merge.round, [c.learner for c in merge.contributions]) for merge in core.merges] == [
+        (1, ["0"])
+    ]
