@@ -67,7 +67,10 @@ def inner_of(values: Mapping[str, Any]) -> str | Strategy:
     if inner is None:
         return "auto"
     if inner is ModelParallelStrategy:
-        return ModelParallelStrategy(devices, 1, timeout=RANKS_WAIT)
+        # one file a checkpoint, which a life of another kind or with fewer ranks can read too
+        return ModelParallelStrategy(
+            devices, 1, save_distributed_checkpoint=False, timeout=RANKS_WAIT
+        )
     return DDPStrategy(timeout=RANKS_WAIT)
 
 

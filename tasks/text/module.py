@@ -84,6 +84,16 @@ class GPTModule(pl.LightningModule):
         self.model = GPT(_build(GPTConfig, "gpt", gpt))
         self.optimizer_config = _build(OptimizerConfig, "optimizer", optimizer)
 
+    def configure_model(self) -> None:
+        """Under Lightning's ModelParallelStrategy: FSDP2, one unit a block and one for the rest."""
+        if self.device_mesh is None:
+            return
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        if not isinstance(self.model, FSDPModule):  # a later fit calls this again
+            for unit in (*self.model.blocks, self.model):
+                fully_shard(unit, mesh=self.device_mesh["data_parallel"])
+
     def forward(self, ids_BS: Tensor) -> Tensor:
         return self.model(ids_BS)
 

@@ -20,8 +20,11 @@ JOB |= {"lr": 0.05, "measured": False, "die_at": 0, "resume": False, "next_life"
 SYNCHRONOUS = {"preset": "diloco", "fragments": 2, "sync_every": 4, "overlap": 1}
 
 
-def run(folder, learners, **algorithm):
-    """One run of `learners` (by their jobs' differences): the tape's events."""
+def run(folder, learners, start=None, **algorithm):
+    """One run of `learners` (by their jobs' differences): the tape's events.
+
+    `start`: of a function of a learner's job that starts its ranks, in place of Lightning.
+    """
     folder.mkdir()
     config = SyncerConfig.load(
         {
@@ -35,13 +38,16 @@ def run(folder, learners, **algorithm):
         JOB | {"learner": str(index), "learners": len(learners), "folder": str(folder), **own}
         for index, own in enumerate(learners)
     ]
-    return run_over_sockets(folder / "run", config, *(_learner(job) for job in jobs))
+    return run_over_sockets(folder / "run", config, *(_learner(job, start) for job in jobs))
 
 
-def _learner(job):
+def _learner(job, start_ranks=None):
     def start(address):
         steps = job["steps"] * job["accumulate"] * job["devices"]
         job.update(address=address, micro_batches=steps)
+        if start_ranks is not None:
+            start_ranks(job)
+            return
         if job["devices"] == 1:
             main(job)  # in this process, a thread of it
             return

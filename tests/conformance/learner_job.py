@@ -1,5 +1,6 @@
 """A learner that may be a group, as processes of its own: `python -m tests.conformance.learner_job`
-and one JSON object. Every rank leaves `FOLDER/ID-RANK.json` with the digests of its parameters.
+and one JSON object. Every rank leaves `FOLDER/ID-RANK.json`: digests of its parameters, peaks of
+its boundaries' memory.
 """
 
 import hashlib
@@ -99,7 +100,8 @@ class DieAt(pl.Callback):
 class Watch(pl.Callback):
     """Digests at the start and after every optimizer step, what the step applied included."""
 
-    def __init__(self):
+    def __init__(self, job, peaks):
+        self.job, self.peaks = job, peaks
         self.digests, self.steps = [], 0
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -111,6 +113,15 @@ class Watch(pl.Callback):
         if trainer.global_step > self.steps:
             self.steps = trainer.global_step
             self.digests.append(digest(module))
+
+    def on_train_end(self, trainer, module):
+        said = {
+            "digests": self.digests,
+            "peaks": self.peaks,
+            "strategy": trainer.strategy.inner_name,
+        }
+        path = Path(self.job["folder"]) / f"{self.job['learner']}-{trainer.global_rank}.json"
+        path.write_text(json.dumps(said))
 
 
 def measured(boundary, module, peaks):
@@ -131,7 +142,8 @@ def main(job):
         inner=DDPStrategy(timeout=WAIT) if job["inner"] == "ddp" else job["inner"],
         data="none",
     )
-    watch, die = Watch(), job["die_at"] > 0
+    peaks, die = [], job["die_at"] > 0
+    watch = Watch(job, peaks)
     saved = str(Path(job["folder"]) / f"{job['learner']}.ckpt")
     options = QUIET | {"devices": job["devices"], "use_distributed_sampler": False}
     trainer = pl.Trainer(
@@ -145,17 +157,9 @@ def main(job):
         sharded=job["inner"] == "fsdp2", seed=job["seed"], width=job["width"], lr=job["lr"]
     )
     data = MicroBatches(int(job["learner"]), job["micro_batches"])
-    peaks = []
     if job["measured"]:
         strategy._boundary = measured(strategy._boundary, module, peaks)
     trainer.fit(module, datamodule=data, ckpt_path=saved if job["resume"] else None)
-    said = {
-        "digests": watch.digests,
-        "peaks": peaks,
-        "strategy": strategy.inner_name,
-    }
-    path = Path(job["folder"]) / f"{job['learner']}-{trainer.global_rank}.json"
-    path.write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""The ways in which a group's ranks come to be: Lightning's launchers, or a job's environment."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from dd_lightning.launch.processes import scrubbed_environment
+from tests.conformance.jobs import JOB, JOB_S, ROOT, run, said
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def assert_ranks_agree(folder):
+    ranks = [said(folder, 0, rank) for rank in range(2)]
+    assert ranks[0]["digests"] == ranks[1]["digests"]
+    assert len(ranks[0]["digests"]) == 1 + JOB["steps"]
+    assert ranks[0]["strategy"] == "DDPStrategy"
+
+
+def test_spawned_ranks(tmp_path):
+    tape = run(tmp_path / "run", [{"inner": "ddp_spawn"}])
+    assert next(event["ranks"] for event in tape if event["event"] == "join") == 2
+    assert_ranks_agree(tmp_path / "run")
+
+
+@pytest.mark.parametrize("job", ["torchrun", "slurm"])
+def test_ranks_of_a_job_take_part_as_one_learner(tmp_path, job):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def environment(rank):
+        if job == "torchrun":
+            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+            own |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "127.0.0.1"}
+        else:
+            own = {"SLURM_JOB_ID": 7, "SLURM_JOB_NAME": "train", "SLURM_NTASKS": 2}
+            own |= {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": 0}
+            own |= {"SLURM_NTASKS_PER_NODE": 2, "SLURM_NNODES": 1, "SLURM_NODELIST": "127.0.0.1"}
+        own["MASTER_PORT"] = port
+        return scrubbed_environment(1) | {name: str(value) for name, value in own.items()}
+
+    def start(job_of_rank):
+        command = [sys.executable, "-m", "tests.conformance.learner_job", json.dumps(job_of_rank)]
+        ranks = [subprocess.Popen(command, cwd=ROOT, env=environment(rank)) for rank in range(2)]
+        try:
+            assert [process.wait(JOB_S) for process in ranks] == [0, 0]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+
+    tape = run(tmp_path / "run", [{}], start=start)
+    assert [event["ranks"] for event in tape if event["event"] == "join"] == [2]
+    assert_ranks_agree(tmp_path / "run")
