@@ -47,7 +47,7 @@ def write_study_figures(folder: Path, study: Study) -> list[Path]:
         panels = [axes] if len(drawn) == 1 else list(axes)
         for panel, name in zip(panels, drawn, strict=True):
             _draw_measure(panel, study, name, legend=panel is panels[0])
-        panels[-1].set_xlabel(axis_label(study.x or "run"))
+        panels[-1].set_xlabel(study.plan.x_label or axis_label(study.x or "run"))
         figure.savefig(folder / STUDY)
         written = [folder / STUDY]
         if _has_curves(study):

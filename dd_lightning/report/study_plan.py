@@ -19,6 +19,7 @@ class StudyPlan:
 
     Args:
         x: dotted setting on the horizontal axis; null: the first swept one.
+        x_label: of that axis, with the unit; null: the setting's own name.
         lines: dotted setting of which each value has a line of its own; null: the others together.
         measures: columns of the table.
         draw: those of them that get a panel each, at most three; null: the first.
@@ -34,6 +35,7 @@ class StudyPlan:
     """
 
     x: str | None = None
+    x_label: str | None = None
     lines: str | None = None
     measures: tuple[str, ...] = DEFAULT_MEASURES
     draw: tuple[str, ...] = ()
