@@ -60,7 +60,9 @@ class LeadingSession(LearnerSession):
 
     def step(self, tokens: int, loss: float | None) -> None:
         """As of one process, with the tokens of all ranks; the loss is rank 0's."""
+        begun = self.now()
         agreed = self._group.agree(tokens, True, self._something_is_due)
+        agreed_s = self.now() - begun
         if agreed.is_busy:
             with self._group.section(self._result):
                 super().step(agreed.tokens, loss)
@@ -68,6 +70,8 @@ class LeadingSession(LearnerSession):
             self._quiet = True
             super().step(agreed.tokens, loss)
             self._quiet = False
+        assert self.boundary_s is not None  # there has just been one
+        self.boundary_s += agreed_s
 
     def poll(self) -> None:
         """As of one process."""

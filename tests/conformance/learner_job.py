@@ -97,12 +97,23 @@ class DieAt(pl.Callback):
             os._exit(DIED)
 
 
+class Slowly(pl.Callback):
+    """Goes on until another learner has left a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, *_):
+        time.sleep(0.1)  # a step takes time: there are boundaries at which it can be asked
+        trainer.should_stop |= self.path.exists()
+
+
 class Watch(pl.Callback):
     """Digests at the start and after every optimizer step, what the step applied included."""
 
     def __init__(self, job, peaks):
         self.job, self.peaks = job, peaks
-        self.digests, self.steps = [], 0
+        self.digests, self.steps, self.boundaries = [], 0, []
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if not self.digests:
@@ -113,11 +124,14 @@ class Watch(pl.Callback):
         if trainer.global_step > self.steps:
             self.steps = trainer.global_step
             self.digests.append(digest(module))
+            self.boundaries.append(trainer.strategy.boundary_s)
+            trainer.should_stop |= len(self.boundaries) == self.job["own_steps"]
 
     def on_train_end(self, trainer, module):
         said = {
             "digests": self.digests,
             "peaks": self.peaks,
+            "boundaries": self.boundaries,
             "strategy": trainer.strategy.inner_name,
         }
         path = Path(self.job["folder"]) / f"{self.job['learner']}-{trainer.global_rank}.json"
@@ -145,13 +159,16 @@ def main(job):
     peaks, die = [], job["die_at"] > 0
     watch = Watch(job, peaks)
     saved = str(Path(job["folder"]) / f"{job['learner']}.ckpt")
+    callbacks = [StartTogether(job), watch]
+    callbacks += [DieAt(job["die_at"], saved)] if die else []
+    callbacks += [Slowly(Path(job["folder"]) / job["until"])] if job["until"] else []
     options = QUIET | {"devices": job["devices"], "use_distributed_sampler": False}
     trainer = pl.Trainer(
         **options,
         strategy=strategy,
         max_steps=job["steps"],
         accumulate_grad_batches=job["accumulate"],
-        callbacks=[StartTogether(job), watch, *([DieAt(job["die_at"], saved)] if die else [])],
+        callbacks=callbacks,
     )
     module = Model(
         sharded=job["inner"] == "fsdp2", seed=job["seed"], width=job["width"], lr=job["lr"]

@@ -69,3 +69,14 @@ def test_a_group_goes_on_from_its_checkpoint(tmp_path, inner, next_life):
     assert all(len(digests) == 1 + 6 and digests == ranks[0] for digests in ranks)
     ledger = [event for event in tape if event["event"] == "ledger"][-1]
     assert all(row["processed"] == row["merged"] + row["lost"] for row in ledger["fragments"])
+
+
+@pytest.mark.slow
+def test_a_group_that_lost_its_state_takes_a_single_learners(tmp_path):
+    lost = {"die_at": 6, "next_life": {"resume": False, "steps": 3000, "own_steps": 8}}
+    donor = SINGLE | {"steps": 1500, "until": "0-1.json"}  # the other's second life has ended
+    tape = run(tmp_path / "run", [lost, donor], wait="never", quorum=1)
+    first, second = (e for e in tape if e["event"] == "join" and e["learner"] == "0")
+    assert (first["state_from"], second["state_from"], second["ranks"]) == ("cold", "peer", 2)
+    ranks = [said(tmp_path / "run", 0, rank)["digests"] for rank in range(2)]
+    assert ranks[0] == ranks[1] and len(ranks[0]) == 1 + 8  # of momentum too, or they would part
