@@ -60,6 +60,21 @@ def settings_of(name: str, *overrides: str):
     return check(OmegaConf.to_container(config, resolve=True))
 
 
+@pytest.fixture
+def play(tmp_path, tmp_path_factory):
+    """Plays a job of a study, tiny; gives its summary."""
+    data = tmp_path_factory.getbasetemp() / "studies-data"
+
+    def run(name: str, *overrides: str) -> dict:
+        settings = settings_of(name, *TINY, f"task.data.cache_dir={data}", *overrides)
+        module = check_task(settings.values, settings.syncer.num_data_slots)
+        outcome = SimulatedRun(settings, tmp_path, module, Silent(), draw=False).execute()
+        assert outcome.status == "finished", outcome.problems
+        return json.loads((tmp_path / "summary.json").read_text())
+
+    return run
+
+
 def test_the_studies_are_those_promised():
     first = {"timelines", "heterogeneous", "merge_rule", "learners"}
     assert set(STUDIES) == first | {"fragments", "scavenging", "failures", "apply"}
@@ -77,16 +92,20 @@ def test_a_study_is_one_command_of_three_seeds_in_virtual_time(name):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_tiny_job_of_a_study_plays_to_its_end(name, tmp_path, tmp_path_factory):
-    data = tmp_path_factory.getbasetemp() / "studies-data"
+def test_a_tiny_job_of_a_study_plays_to_its_end(name, play):
     last = [one for one in jobs(name)[-1] if not one.startswith("learners=")]
-    settings = settings_of(
-        name, *last, *TINY, f"task.data.cache_dir={data}", "trainer.max_steps=12"
-    )
-    module = check_task(settings.values, settings.syncer.num_data_slots)
-    outcome = SimulatedRun(settings, tmp_path, module, Silent(), draw=False).execute()
-    assert outcome.status == "finished", outcome.problems
-    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] > 0
+    assert play(name, *last, "trainer.max_steps=12")["rounds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arm", "least", "most"),
+    [("wait_for_all", 0.80, 0.88), ("first_only", 0.99, 1.0), ("first_and_grace", 0.99, 1.0)],
+)
+def test_goodput_of_heterogeneous_learners_is_the_paper_s(arm, least, most, play):
+    """84, 100 and 100 % in the paper; jitter and speeds are the study's own."""
+    summary = play("heterogeneous", f"study.arm={arm}", "trainer.max_steps=50")
+    assert least <= summary["goodput"] <= most
+    assert summary["contributors"]["mean"] > 7 or arm == "first_only"
 
 
 def test_two_jobs_at_once_then_the_table_and_a_wrong_job_in_the_exit_code(tmp_path, capsys):
