@@ -155,6 +155,7 @@ def main(job):
         learner=job["learner"],
         inner=DDPStrategy(timeout=WAIT) if job["inner"] == "ddp" else job["inner"],
         data="none",
+        connect_timeout=job["connect_s"],
     )
     peaks, die = [], job["die_at"] > 0
     watch = Watch(job, peaks)

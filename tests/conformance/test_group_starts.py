@@ -56,3 +56,20 @@ def test_ranks_of_a_job_take_part_as_one_learner(tmp_path, job):
     tape = run(tmp_path / "run", [{}], start=start)
     assert [event["ranks"] for event in tape if event["event"] == "join"] == [2]
     assert_ranks_agree(tmp_path / "run")
+
+
+def test_what_goes_wrong_on_rank_0_is_raised_on_every_rank(tmp_path):
+    address = {"address": "tcp://127.0.0.1:1", "connect_s": 1.0, "micro_batches": 4}
+    job = JOB | address | {"learner": "0", "learners": 1, "folder": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.conformance.learner_job", json.dumps(job)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=scrubbed_environment(1),
+        capture_output=True,
+        text=True,
+        timeout=JOB_S,
+    )
+    assert done.returncode == 1
+    for rank in range(2):
+        assert f"[rank{rank}]: ConnectionError: no syncer at tcp://127.0.0.1:1" in done.stderr
