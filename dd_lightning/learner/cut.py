@@ -90,3 +90,10 @@ class TakeCuts(Callback):
         """Wait for a file that is being written."""
         if self._writer is not None:
             self._writer.join(timeout_s)
+
+
+def why_no_cut(sharded: bool, automatic: bool) -> str:
+    """Of a group: rank 0 records alone, which takes that nothing of it needs the other ranks."""
+    if sharded:
+        return "its parameters lie in shards on several ranks, of which no cut is taken yet"
+    return "" if automatic else "it is a group under manual optimization: no cut is taken yet"

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from dd_lightning.crash_points import reach
-from dd_lightning.learner import data_position, folders, own_checkpoint, schedules
+from dd_lightning.learner import after_join, data_position, folders, own_checkpoint, schedules
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
-from dd_lightning.learner.cut import TakeCuts
+from dd_lightning.learner.cut import TakeCuts, why_no_cut
 from dd_lightning.learner.global_weights import GlobalValidation
 from dd_lightning.learner.group import Group
 from dd_lightning.learner.group_session import FollowingSession
@@ -31,13 +31,6 @@ from dd_lightning.learner.step_counter import StepCounter
 from dd_lightning.learner.surroundings import Surroundings
 from dd_lightning.learner.tokens import TokenCounter
 from dd_lightning.learner.traffic import Traffic
-
-
-@runtime_checkable
-class AfterJoin(Protocol):
-    """A callback that is called once this learner has joined, before any training data is made."""
-
-    def on_joined(self, trainer: Any) -> None: ...
 
 
 class DecoupledDiLoCoStrategy(Strategy):
@@ -189,11 +182,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         data_position.begin(self._session, trainer.datamodule)
         if self._session.is_alone or self.data == "none":
             self._leave_sampler_alone(trainer)
-        for callback in trainer.callbacks:
-            if isinstance(callback, AfterJoin):
-                callback.on_joined(trainer)
-        if trainer.fit_loop._combined_loader is not None:
-            trainer.fit_loop._combined_loader = None  # made to count steps, without the data slot
+        after_join.tell(trainer)
 
     def _leave_sampler_alone(self, trainer: Any) -> None:
         """Subclasses whose sampler Lightning would replace stop it from doing so."""
@@ -211,9 +200,9 @@ class DecoupledDiLoCoStrategy(Strategy):
             batches=session.data_position,
         )
         boundary = None if self._automatic else self._boundary
-        self._cuts = TakeCuts(
-            session, self._counter, self.identity.learner, boundary, self._why_no_cut
-        )
+        sharded = self.restore_checkpoint_after_setup
+        refusal = "" if self.group is None else why_no_cut(sharded, self._automatic)
+        self._cuts = TakeCuts(session, self._counter, self.identity.learner, boundary, refusal)
         trainer.callbacks.append(self._cuts)
         self._first = HandInFirst(self._hand_in)
         trainer.callbacks.insert(0, self._first)
@@ -381,15 +370,6 @@ class DecoupledDiLoCoStrategy(Strategy):
     def _trainer(self) -> Any:
         assert self.lightning_module is not None  # connected before any hook
         return self.lightning_module.trainer
-
-    @property
-    def _why_no_cut(self) -> str:
-        """Rank 0 records alone, which takes that nothing of it needs the other ranks."""
-        if self.group is not None and self.restore_checkpoint_after_setup:
-            return "its parameters lie in shards on several ranks, of which no cut is taken yet"
-        if self.group is not None and not self._automatic:
-            return "it is a group under manual optimization, of which no cut is taken yet"
-        return ""
 
     @property
     def _is_group(self) -> bool:
