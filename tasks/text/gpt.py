@@ -4,6 +4,7 @@ Shape suffixes: B batch, S sequence, D width, N heads, H head width, V vocabular
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -98,19 +99,24 @@ class Attention(nn.Module):
         return self.output(mixed_BNSH.transpose(1, 2).reshape(batch, length, width))
 
 
-class Block(nn.Module):
-    """Attention, then a GELU MLP of four times the width; each on a normalised input."""
+def dense_mlp(config: GPTConfig, expansion: int = 4) -> nn.Sequential:
+    """A GELU MLP of `expansion` times the width; its last layer adds to the residual stream."""
+    return nn.Sequential(
+        nn.Linear(config.width, expansion * config.width, bias=False),
+        nn.GELU(),
+        nn.Linear(expansion * config.width, config.width, bias=False),
+    )
 
-    def __init__(self, config: GPTConfig) -> None:
+
+class Block(nn.Module):
+    """Attention, then an MLP; each on a normalised input."""
+
+    def __init__(self, config: GPTConfig, mlp: nn.Module) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(config.width)
         self.attention = Attention(config)
         self.norm_mlp = nn.LayerNorm(config.width)
-        self.mlp = nn.Sequential(
-            nn.Linear(config.width, 4 * config.width, bias=False),
-            nn.GELU(),
-            nn.Linear(4 * config.width, config.width, bias=False),
-        )
+        self.mlp = mlp
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BSD: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -119,9 +125,15 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Next-token logits for token ids: `[B, S]` integers in, `[B, S, V]` out."""
+    """Next-token logits for token ids: `[B, S]` integers in, `[B, S, V]` out.
 
-    def __init__(self, config: GPTConfig) -> None:
+    Args:
+        mlp: makes each block's MLP, `[B, S, D]` to `[B, S, D]`, of one or more `dense_mlp`.
+    """
+
+    def __init__(
+        self, config: GPTConfig, mlp: Callable[[GPTConfig], nn.Module] = dense_mlp
+    ) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
@@ -133,12 +145,13 @@ class GPT(nn.Module):
             self.register_buffer("rope_cos", cos, persistent=False)
             self.register_buffer("rope_sin", sin, persistent=False)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(Block(config, mlp(config)) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self.apply(_initialise)
         for block in self.blocks:  # the residual stream sums 2 x depth outputs (GPT-2)
-            for linear in (block.attention.output, block.mlp[2]):
+            mlps = [m for m in block.mlp.modules() if isinstance(m, nn.Sequential)]
+            for linear in (block.attention.output, *(m[2] for m in mlps)):
                 linear.weight.data /= math.sqrt(2 * config.depth)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight

@@ -81,8 +81,12 @@ class GPTModule(pl.LightningModule):
         super().__init__()
         gpt, optimizer = dict(gpt or {}), dict(optimizer or {})
         self.save_hyperparameters()  # plain dicts by now: checkpoints load with weights_only=True
-        self.model = GPT(_build(GPTConfig, "gpt", gpt))
-        self.optimizer_config = _build(OptimizerConfig, "optimizer", optimizer)
+        self.model = self.build_model(build_config(GPTConfig, "gpt", gpt))
+        self.optimizer_config = build_config(OptimizerConfig, "optimizer", optimizer)
+
+    def build_model(self, config: GPTConfig) -> GPT:
+        """The network that is trained; a variant replaces it."""
+        return GPT(config)
 
     def configure_model(self) -> None:
         """Under Lightning's ModelParallelStrategy: FSDP2, one unit a block and one for the rest."""
@@ -153,7 +157,12 @@ class GPTModule(pl.LightningModule):
         return int(steps)
 
 
-def _build(config: type, name: str, fields: Mapping[str, Any]) -> Any:
+def build_config(config: type, name: str, fields: Mapping[str, Any]) -> Any:
+    """A dataclass of settings from a mapping.
+
+    Raises:
+        ValueError: a field that it does not have, or one with a wrong value.
+    """
     allowed = sorted(config.__dataclass_fields__)
     if unknown := sorted(set(fields) - set(allowed)):
         raise ValueError(f"{name} has no field {', '.join(unknown)}; allowed are {allowed}")

@@ -1,0 +1,29 @@
+"""Each task of the kit in a short simulated run: it learns, and its metrics reach the summary."""
+
+import json
+
+import pytest
+
+from tests.simulated_runs import simulate
+
+pytestmark = pytest.mark.integration
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_experts_share_the_load_and_the_loss_falls(tmp_path):
+    simulate(
+        tmp_path / "data", tmp_path / "run", "task=text_moe", "trainer.max_steps=120",
+        "task.data.batch_size=4",
+    )  # fmt: skip
+    summary = summary_of(tmp_path / "run")
+    assert summary["task"] == "text_moe"
+    assert summary["loss"]["validation"] < 0.8 * summary["loss"]["initial"]
+    metrics = summary["metrics"]
+    shares = {k: v for k, v in metrics.items() if k.startswith("expert_share_b")}
+    assert len(shares) == 2 * 4  # blocks, experts
+    assert metrics["expert_share_min"] == pytest.approx(min(shares.values()))
+    assert metrics["expert_share_max"] == pytest.approx(max(shares.values()))
+    assert 0.02 < metrics["expert_share_min"] <= 0.25
