@@ -20,6 +20,7 @@ from dd_lightning.protocol import messages as msg
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.syncer_core import SyncerCore
 from dd_lightning.protocol.verdicts import KEPT_VERSIONS
+from dd_lightning.syncer.merger import UNKNOWN_BASE
 from tests.fleet_checks import check_core, check_learner
 from tests.fleet_cuts import FleetCuts
 from tests.fleet_learner import TICK, Life, Spec
@@ -332,11 +333,17 @@ class Fleet:
         self.core.checkpointed(saved["state"], self.now)
 
     def merge(self, action: act.Merge) -> None:
-        p = action.fragment
         self.merge_log.append((self.now, action))
-        total = sum(held.weight for held in action.contributions)
-        values = {held.learner: self.decoded(held) for held in action.contributions}
-        average = sum(held.weight * values[held.learner] for held in action.contributions) / total
+        used = [held for held in action.contributions if self.decoded(held) is not None]
+        gone = {held.learner for held in action.contributions} - {held.learner for held in used}
+        rejected = tuple((learner, UNKNOWN_BASE) for learner in sorted(gone))
+        if used:
+            self.move(action, used)
+        self.core.merged(action, act.MergeResult("d", None, 0.0, rejected=rejected), self.now)
+
+    def move(self, action: act.Merge, used: list[act.HeldContribution]) -> None:
+        p, total = action.fragment, sum(held.weight for held in used)
+        average = sum(held.weight * self.decoded(held) for held in used) / total
         outer = self.config.algorithm.outer
         if action.reanchor:
             self.theta[p], self.buffer[p] = average, torch.zeros_like(average)
@@ -348,7 +355,7 @@ class Fleet:
         self.history[p][action.version] = self.theta[p]
         while len(self.history[p]) > KEPT_VERSIONS:
             del self.history[p][min(self.history[p])]
-        for held in action.contributions:
+        for held in used:
             c = held.message
             row = self.intervals.setdefault((held.incarnation, p), [])
             begin = c.odometer - c.tokens
@@ -356,15 +363,15 @@ class Fleet:
                 f"tokens of {held.incarnation} merged twice: ({begin}, {c.odometer}] in {row}"
             )
             row.append((begin, c.odometer, action.round))
-        self.core.merged(action, act.MergeResult("d", None, 0.0), self.now)
 
-    def decoded(self, held: act.HeldContribution) -> torch.Tensor:
-        """What the learner held, from its delta where it sent one."""
+    def decoded(self, held: act.HeldContribution) -> torch.Tensor | None:
+        """What the learner held, from its delta where it sent one; None: of a base long gone."""
         p = held.message.fragment
         sent = held.payload[f"w{p:03d}"]
         if held.message.payload.kind == "values":
             return sent
-        return self.history[p][held.message.base] - sent
+        base = self.history[p].get(held.message.base)
+        return None if base is None else base - sent
 
     # ------------------------------------------------------------------ what is asserted
 
