@@ -16,6 +16,7 @@ from dd_lightning.simulate.run import SimulatedRun
 TINY = (
     "experiment=smoke",
     "mode=simulate",
+    "launcher.step_floor_s=0",
     "algorithm.sync_every=6",
     "algorithm.fragments=3",
     "checkpoint.every_s=0.5",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,14 @@ from dd_lightning.simulate.waiting import RoundRules
 LEARNERS = (1, 2, 4, 8, 16)
 NOT_WITH_TABLE = ("trace", "learners", "chips", "quorum", "wait", "grace_s", "round_s", "speeds")
 ROUND_FLAGS = ("quorum", "grace_s", "round_s", "speeds")
+REPLACED_BY_TRACE = ("mtbi_years", "recovery_s", "recovery_a", "recovery_c")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Simulate and print; exit 0. Raises ValueError for a wrong setting."""
     arguments = _parser().parse_args(argv)
+    if arguments.seed < 0:
+        raise ValueError(f"--seed is {arguments.seed}; allowed: an integer >= 0.")
     parameters = _parameters(arguments)
     scavenged = _scavenged(arguments.scavenge) if arguments.scavenge else {}
     if arguments.plot:
@@ -41,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         found: dict[str, Any] = other_results(parameters, arguments.seed)
     else:
         fleets, found = _fleets(arguments, parameters), {}
+    for sentence in _without_effect(arguments):
+        print(f"warning: {sentence}", file=sys.stderr)
     rows = [fleet.row for fleet in fleets]
     if arguments.plot:
         plot(rows, arguments.plot)
@@ -96,15 +102,32 @@ def _fleets(arguments: argparse.Namespace, parameters: FleetParameters) -> list[
     return fleets
 
 
+def _without_effect(arguments: argparse.Namespace) -> Iterator[str]:
+    """What was given for nothing, in sentences."""
+    changed = [
+        name
+        for name in (*REPLACED_BY_TRACE, "speed_jitter")
+        if getattr(arguments, name) != _parser().get_default(name)
+    ]
+    if arguments.trace and (given := [name for name in changed if name in REPLACED_BY_TRACE]):
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        yield f"{flags}: no effect with --trace, which says when what fails for how long."
+    rounds = [name for name in (*ROUND_FLAGS, "wait") if getattr(arguments, name) is not None]
+    if not arguments.table and not rounds and "speed_jitter" in changed:
+        yield "--speed-jitter: no effect where no rounds are played; give --wait overlap, say."
+    if arguments.wait in (None, "never") and rounds:
+        yield (
+            "--wait never: nobody waits, so goodput is that without rounds; contributors follow "
+            "from the other flags."
+        )
+
+
 def _rules(arguments: argparse.Namespace) -> RoundRules | None:
     """None: no flag of the rounds was given, and they need not be played."""
     given = {name: getattr(arguments, name) for name in (*ROUND_FLAGS, "wait")}
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         return None
-    if given.get("wait", "never") == "never":
-        print("--wait never: nobody waits, so goodput is that without rounds; contributors follow "
-              "from the other flags", file=sys.stderr)  # fmt: skip
     if "quorum" in given:
         whole = given["quorum"] == "all"
         given["quorum"] = None if whole else integers("--quorum", given["quorum"])[0]

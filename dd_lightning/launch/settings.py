@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from dd_lightning.algorithm import CODECS, FRAGMENTERS, MERGE_RULES, check_outer, resolve
 from dd_lightning.chaos.plan import FaultPlan, RunShape
-from dd_lightning.launch import checks, data_parallel
+from dd_lightning.launch import checks, data_parallel, simulated
 from dd_lightning.launch.learner_kind import OVERRIDABLE, check_learner
 from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
@@ -135,6 +135,7 @@ def check(values: Mapping[str, Any]) -> Settings:
     _check_learners(values)
     _check_loggers(values)
     _check_algorithm(data_parallel.protocol_settings(values))
+    simulated.check(values)
     StudyPlan.load(values.get("study"))
     network = WanProfile.from_config(values["network"])
     faults = FaultPlan.load(checks.get(values, "chaos"), run_shape(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,20 +63,29 @@ class FailureTrace:
         if not path.is_file():
             raise ValueError(f"--trace is {str(path)!r}; allowed: an existing CSV file.")
         rows = []
-        with open(path, newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
-            if missing:
-                raise ValueError(
-                    f"--trace {path.name} lacks the columns {', '.join(missing)}; it needs a "
-                    f"header {','.join(COLUMNS)} (seconds, a name, seconds)."
-                )
-            for number, row in enumerate(reader, start=2):
-                rows.append(_row(path.name, number, row))
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--trace {path.name} is not a text file: {error}.") from None
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+        if missing:
+            raise ValueError(
+                f"--trace {path.name} lacks the columns {', '.join(missing)}; it needs a "
+                f"header {','.join(COLUMNS)} (seconds, a name, seconds)."
+            )
+        for number, row in enumerate(reader, start=2):
+            rows.append(_row(path.name, number, row))
         if not rows:
             raise ValueError(f"--trace {path.name} has no rows; give at least one failure.")
         rows.sort(key=lambda row: row[0])
-        return cls(tuple(rows), max(time + down for time, _, down in rows))
+        seconds = max(time + down for time, _, down in rows)
+        if not seconds:
+            raise ValueError(
+                f"--trace {path.name} ends at 0 s; allowed: a log that takes time, since it is "
+                "repeated until --days are over."
+            )
+        return cls(tuple(rows), seconds)
 
     def of_learner(self, learner: int, learners: int) -> Iterator[Failure]:
         """The failures of one learner: components are dealt out in order of name, so that each

@@ -18,6 +18,7 @@ from dd_lightning.simulate.fleet_parameters import FleetParameters
 from dd_lightning.simulate.waiting import RoundRules, Rounds, simulate_rounds
 
 INFINITY = float("inf")
+MOST_EVENTS = 1e8  # failures, or rounds of all learners: hours of simulation
 NEVER: Failure = (INFINITY, 0.0, 1.0)
 
 
@@ -194,6 +195,9 @@ def simulate_fleet_in_rounds(
     Raises:
         ValueError: no learner, fewer chips than learners, a quorum that they cannot reach.
     """
+    refuse_endless(
+        learners * parameters.seconds / rules.round_s, "rounds", "round_s", rules.round_s
+    )
     times = _simulate_learners(learners, chips, elastic, parameters, seed, trace)
     rounds = simulate_rounds(
         [time.dead for time in times], rules, parameters.speed_jitter, parameters.seconds, seed
@@ -204,6 +208,19 @@ def simulate_fleet_in_rounds(
     )
     row = FleetRow(learners, elastic, chips, 100 * goodput / learners, 100 * uptime(times))
     return Fleet(row, rounds)
+
+
+def refuse_endless(events: float, what: str, name: str, given: float) -> None:
+    """Refuse what would not end within hours.
+
+    Raises:
+        ValueError: more than `MOST_EVENTS` would have to be simulated.
+    """
+    if events > MOST_EVENTS:
+        raise ValueError(
+            f"{name} is {given:g}, which makes {events:.0e} {what}; allowed: at most "
+            f"{MOST_EVENTS:.0e}. Simulate fewer days or chips."
+        )
 
 
 def _simulate_learners(
@@ -219,6 +236,12 @@ def _simulate_learners(
             f"learners is {learners}, chips is {chips}; allowed: at least 1 learner, and as many "
             "chips as learners."
         )
+    if trace is None:
+        events = chips * parameters.failures_per_chip_s * parameters.seconds
+        refuse_endless(events, "failures", "mtbi_years", parameters.mtbi_years)
+    else:
+        events = len(trace.rows) * parameters.seconds / trace.seconds
+        refuse_endless(events, "failures", "days", parameters.days)
     share = chips / learners
     seeds = np.random.SeedSequence(seed).spawn(learners)
     times = []

@@ -13,6 +13,8 @@ REPEATED = 2.125
 """Work that data-parallel repeats per unit of work and temporary share, calibrated on the paper's
 +25% alone; its other three capacities are predictions."""
 
+INFINITY = float("inf")
+
 Capacity = Sequence[tuple[float, float]]
 """(from when on, temporary chips as a share of the permanent ones); times are relative to the run
 without temporary chips."""
@@ -41,7 +43,7 @@ def wall_time(capacity: Capacity, slowdown: Callable[[float], float] = decoupled
         ValueError: extra below 0, or times that do not rise from 0.
     """
     times = [at for at, _ in capacity]
-    rising = all(before < after for before, after in pairwise(times))
+    rising = all(before < after for before, after in pairwise((*times, INFINITY)))
     extras = all(0 <= extra < float("inf") for _, extra in capacity)
     if not extras or not rising or min(times, default=0.0) < 0:
         raise ValueError(

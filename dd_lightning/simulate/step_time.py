@@ -61,17 +61,30 @@ class StepTimes:
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> StepTimes:
-        """From the group `simulate` of the configuration."""
-        speeds = values.get("speeds")
-        if speeds is not None and not isinstance(speeds, Sequence):
-            raise ValueError(f"simulate.speeds is {speeds!r}; allowed: null or a list of numbers.")
-        trace = values.get("trace")
+        """From the group `simulate` of the configuration.
+
+        Raises:
+            ValueError: a setting has a wrong type or value, or a trace cannot be read.
+        """
+        for name in ("step_s", "jitter"):
+            if not _is_number(values[name]):
+                raise ValueError(f"simulate.{name} is {values[name]!r}; allowed: a number.")
+        speeds, trace = values.get("speeds"), values.get("trace")
+        is_list = isinstance(speeds, Sequence) and not isinstance(speeds, str)
+        if speeds is not None and not (is_list and speeds and all(map(_is_number, speeds))):
+            raise ValueError(
+                f"simulate.speeds is {speeds!r}; allowed: null or a list of numbers, as [1, 0.85]."
+            )
+        if trace is not None and not (isinstance(trace, str) and trace):
+            raise ValueError(
+                f"simulate.trace is {trace!r}; allowed: null, a file of seconds, or a run's folder."
+            )
         of_run = trace is not None and Path(trace).is_dir()
         return cls(
             mean_s=values["step_s"],
             distribution=values["distribution"],
             jitter=values["jitter"],
-            speeds=tuple(speeds) if speeds else (1.0,),
+            speeds=(1.0,) if speeds is None else tuple(speeds),
             trace=_read(trace) if trace and not of_run else (),
             traces=_read_run(Path(trace)) if of_run else (),
         )
@@ -106,6 +119,10 @@ class StepTimes:
         if self.distribution == "exponential":  # a fixed part, and a tail of the asked deviation
             return 1 - self.jitter + (rng.expovariate(1 / self.jitter) if self.jitter else 0.0)
         return 1.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _read(path: str) -> tuple[float, ...]:

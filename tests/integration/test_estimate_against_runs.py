@@ -18,6 +18,7 @@ pytestmark = pytest.mark.integration
 TINY = [
     "experiment=smoke",
     "mode=simulate",
+    "launcher.step_floor_s=0",
     "trainer.max_steps=150",
     "algorithm.sync_every=12",
     "algorithm.fragments=4",

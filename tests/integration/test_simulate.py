@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 TINY = [
     "experiment=smoke",
     "mode=simulate",
+    "launcher.step_floor_s=0",
     "trainer.max_steps=24",
     "algorithm.sync_every=6",
     "algorithm.fragments=3",

@@ -25,6 +25,7 @@ STEPS, LEARNERS, TOKENS = 24, 2, 128  # tokens a batch: 2 sequences of 64
 TINY = [
     "experiment=smoke",
     "mode=simulate",
+    "launcher.step_floor_s=0",
     f"trainer.max_steps={STEPS}",
     "checkpoint.every_s=0.5",
     "evaluate.every_s=0.7",

@@ -141,11 +141,13 @@ def test_a_log_of_failures_takes_the_place_of_the_distribution(tmp_path):
         ("time,component,seconds_down\nx,a,1\n", "line 2"),
         ("time,component,seconds_down\n-1,a,1\n", "allowed: finite"),
         ("time,component,seconds_down\n", "no rows"),
+        ("time,component,seconds_down\n0,a,0\n", "ends at 0 s"),
+        (b"\xff\xfe", "is not a text file"),
     ],
 )
 def test_a_log_that_makes_no_sense_is_refused(tmp_path, text, said):
     log = tmp_path / "log.csv"
-    log.write_text(text)
+    log.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=said):
         FailureTrace.read(log)
 
@@ -179,3 +181,40 @@ def test_the_command_shows_the_papers_figures_beside_ours(capsys, tmp_path):
 def test_a_wrong_number_of_learners_is_one_line(capsys):
     assert main(["goodput", "--learners", "none"]) == 2
     assert "--learners is 'none'; allowed: integers" in capsys.readouterr().err
+
+
+SMALL = ["goodput", "--learners", "2", "--chips", "1000", "--days", "1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seed", "-1"], "--seed is -1; allowed: an integer >= 0."),
+        (["--mtbi-years", "1e-9"], "mtbi_years is 1e-09, which makes 3e+09 failures; allowed"),
+        (["--round-s", "1e-9"], "round_s is 1e-09, which makes 2e+14 rounds; allowed"),
+        (["--scavenge", "nan:1"], "capacity is [(nan, 1.0)]; allowed"),
+        (["--scavenge", "0.5:nan"], "capacity is [(0.5, nan)]; allowed"),
+    ],
+)
+def test_what_would_not_end_or_means_nothing_is_one_line(flags, said, capsys):
+    assert main([*SMALL, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(said) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--trace", "LOG", "--mtbi-years", "3", "--recovery-a", "1"],
+         "warning: --mtbi-years, --recovery-a: no effect with --trace"),
+        (["--speed-jitter", "0.5"], "warning: --speed-jitter: no effect where no rounds are"),
+        (["--speeds", "1,0.5"], "warning: --wait never: nobody waits"),
+        (["--speeds", "1,0.5", "--wait", "overlap", "--speed-jitter", "0.2"], ""),
+    ],
+)  # fmt: skip
+def test_flags_without_effect_are_said(flags, said, capsys, tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("time,component,seconds_down\n100,a,50\n")
+    assert main([*SMALL, *(str(log) if flag == "LOG" else flag for flag in flags)]) == 0
+    error = capsys.readouterr().err
+    assert error.startswith(said) and error.count("\n") == bool(said)

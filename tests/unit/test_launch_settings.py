@@ -43,6 +43,7 @@ WRONG = [
     ("launcher.step_floor_s=-0.1", "launcher.step_floor_s is -0.1; allowed: seconds >= 0"),
     ("launcher.max_restarts=-1", "launcher.max_restarts is -1"),
     ("launcher.threads_per_process=0", "launcher.threads_per_process is 0"),
+    ("+simulate.speed=2", "simulate.speed is 2, but it is not a setting.*Did you mean"),
     ("launcher.listen=127.0.0.1:0", "launcher.listen is '127.0.0.1:0'; allowed: tcp://HOST:PORT"),
     ("launcher.listen='tcp://0.0.0.0:0'", "allowed: an address 127.x.x.x"),
     ("+launcher.nodes=2", "launcher.nodes is 2, but it is not a setting"),
@@ -133,3 +134,33 @@ def test_restarts_are_an_integer_or_auto():
     assert check(resolved()).max_restarts == 0  # auto, and nobody is killed
     with pytest.raises(ValueError, match=r"launcher\.max_restarts is 'all'; allowed: .*or auto"):
         check(resolved("launcher.max_restarts=all"))
+
+
+NO_EFFECT = [
+    (["simulate.speeds=[1,0.5]"], "simulate.speeds: no effect under mode=processes"),
+    (["simulate.joins={1: 3}", "simulate.jitter=0.1"], "simulate.joins, simulate.jitter: no eff"),
+    (["mode=simulate", "launcher.step_floor_s=0.3"], "launcher.step_floor_s=0.3 has no effect"),
+    (
+        ["mode=simulate", "launcher.step_floor_s=0.3", "algorithm=data_parallel"],
+        "launcher.step_floor_s=0.3 has no effect",
+    ),
+    (["mode=simulate", "simulate.distribution=normal"], "has no effect at simulate.jitter=0"),
+    (["mode=simulate", "simulate.speeds=[1,1,1,1,2]"], "has 5 entries for 4 learners"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), NO_EFFECT)
+def test_a_simulated_setting_without_effect_is_said(overrides, said):
+    with pytest.warns(UserWarning, match=said):
+        check(resolved(*overrides))
+
+
+def test_a_trace_takes_the_place_of_a_distribution(tmp_path):
+    (tmp_path / "steps.txt").write_text("0.1\n")
+    given = ["mode=simulate", "simulate.distribution=normal", "simulate.jitter=0.1"]
+    with pytest.warns(UserWarning, match=r"simulate.distribution, simulate.jitter: no effect"):
+        check(resolved(*given, f"simulate.trace={tmp_path / 'steps.txt'}"))
+
+
+def test_simulated_settings_that_act_are_taken_in_silence():
+    check(resolved("experiment=smoke", "mode=simulate", "simulate.speeds=[1,0.5]"))
