@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_module
@@ -13,7 +13,7 @@ from dd_lightning.launch.settings import Settings, check
 from dd_lightning.launch.task import check_task
 from dd_lightning.simulate.run import SimulatedRun
 
-TINY = (
+QUICK = (  # of any task
     "experiment=smoke",
     "mode=simulate",
     "launcher.step_floor_s=0",
@@ -21,13 +21,16 @@ TINY = (
     "algorithm.fragments=3",
     "checkpoint.every_s=0.5",
     "evaluate.every_s=100",
+    "logger=csv",
+    "chaos.min_left_s=0",
+    "simulate.restart_s=0.5",
+)
+TINY = (
+    *QUICK,
     "task.module.gpt.width=32",
     "task.data.batch_size=1",
     "task.data.max_bytes=300000",
     "task.data.validation_samples=8",
-    "logger=csv",
-    "chaos.min_left_s=0",
-    "simulate.restart_s=0.5",
 )
 
 
@@ -52,10 +55,10 @@ class Silent:
         self.said.append(text)
 
 
-def settings_of(data: Path, *overrides: str) -> Settings:
-    """Checked settings of TINY with overrides."""
+def settings_of(data: Path, *overrides: str, base: Sequence[str] = TINY) -> Settings:
+    """Checked settings of `base` with overrides."""
     with initialize_config_module("dd_lightning.conf", version_base="1.3"):
-        config = compose("config", [*TINY, f"task.data.cache_dir={data}", *overrides])
+        config = compose("config", [*base, f"task.data.cache_dir={data}", *overrides])
     return check(OmegaConf.to_container(config, resolve=True))
 
 
@@ -65,8 +68,8 @@ def prepare(settings: Settings, folder: Path, view: Silent) -> SimulatedRun:
     return SimulatedRun(settings, folder, data, view, draw=False)
 
 
-def simulate(data: Path, folder: Path, *overrides: str) -> Outcome:
-    """Play TINY with overrides in `folder`; it must end well."""
-    outcome = prepare(settings_of(data, *overrides), folder, Silent()).execute()
+def simulate(data: Path, folder: Path, *overrides: str, base: Sequence[str] = TINY) -> Outcome:
+    """Play `base` with overrides in `folder`; it must end well."""
+    outcome = prepare(settings_of(data, *overrides, base=base), folder, Silent()).execute()
     assert outcome.status == "finished" and not outcome.problems, outcome.problems
     return outcome

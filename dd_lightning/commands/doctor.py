@@ -31,7 +31,7 @@ CORE = (
 )
 EXTRAS = {
     "kit": ("webdataset", "matplotlib", "safetensors"),
-    "vision": ("torchvision",),
+    "vision": ("torchvision", "scikit-learn"),
     "aim": ("aim",),
     "sweep": ("hydra-joblib-launcher",),
 }

@@ -1,8 +1,10 @@
 """Language modelling on bytes: a GPT LightningModule and a webdataset LightningDataModule."""
 
+from dd_lightning.tasks.optimizer import OptimizerConfig
+
 from .datamodule import TextDataModule
 from .gpt import GPT, GPTConfig
-from .module import GPTModule, OptimizerConfig
+from .module import GPTModule
 from .moe import MoEConfig
 from .moe_module import MoEModule
 from .prepare import TextData, prepare

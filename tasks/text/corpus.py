@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dd_lightning.tasks.data import Origin
+
 SOURCES = ("docs", "sotu", "folder")
 SEPARATOR = b"\0"  # between documents; removed from their text
 SUFFIXES = (".txt", ".md")
@@ -25,16 +27,6 @@ class Document:
     def digest(self) -> bytes:
         """Hash of the text alone: sorts, deduplicates and splits documents."""
         return hashlib.sha256(self.text).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What the manifest says about a source."""
-
-    source: str
-    licence: str
-    attribution: str
-    versions: dict[str, str]
 
 
 def unique(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:

@@ -1,22 +1,17 @@
-"""Byte sequences for language modelling: an endless resumable training stream, fixed validation."""
+"""Byte sequences for language modelling, from the shards of `prepare`."""
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from dd_lightning.tasks.data import Manifest, ShardStream, StreamPlan, read_manifest, read_shard
+from dd_lightning.tasks.data import ShardDataModule, read_shard
 
-from .prepare import TextData, prepare
-
-log = logging.getLogger(__name__)
+from .prepare import TextData
 
 
 def read_sequences(path: Path, sequence_length: int) -> np.ndarray:
@@ -31,140 +26,14 @@ def to_batch(sequences: Sequence[np.ndarray]) -> dict[str, Tensor]:
     return {"input_ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
 
 
-class TextDataModule(pl.LightningDataModule):
-    """Batches `{"input_ids", "labels"}` of bytes; the position is part of the checkpoint.
+class TextDataModule(ShardDataModule):
+    """Batches `{"input_ids", "labels"}` of bytes; arguments are those of `ShardDataModule`, and the
+    fields of `TextData`: source, path, sequence_length, max_bytes, ..."""
 
-    Args:
-        batch_size: sequences a step and rank.
-        num_workers: loader processes; any number gives the same batches.
-        seed: order of the training stream.
-        data_slot, num_data_slots: this learner's fixed, disjoint share of the training shards.
-        validation_samples: the same first sequences for everyone, at most so many.
-        **data: fields of `TextData`: source, path, sequence_length, max_bytes, ...
-    """
+    settings = TextData
 
-    def __init__(
-        self,
-        batch_size: int = 8,
-        num_workers: int = 0,
-        seed: int = 0,
-        data_slot: int = 0,
-        num_data_slots: int = 1,
-        validation_samples: int = 256,
-        **data: Any,
-    ) -> None:
-        super().__init__()
-        for name, value in (("batch_size", batch_size), ("validation_samples", validation_samples)):
-            if value < 1:
-                raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= 1")
-        allowed = sorted(TextData.__dataclass_fields__)
-        if unknown := sorted(set(data) - set(allowed)):
-            raise ValueError(f"task.data has no {', '.join(unknown)}; allowed are also {allowed}")
-        StreamPlan(seed, data_slot, num_data_slots)  # refuses a wrong slot before anything starts
-        self.data = TextData(**data)
-        self.batch_size = batch_size
-        self.num_workers = num_workers
-        self.seed = seed
-        self.data_slot = data_slot
-        self.num_data_slots = num_data_slots
-        self.validation_samples = validation_samples
-        self.samples_consumed = 0
-        self._stream: ShardStream | None = None
-        self._read = partial(read_sequences, sequence_length=self.data.sequence_length)
+    def reader(self) -> Callable[[Path], Sequence[Any]]:
+        return partial(read_sequences, sequence_length=self.data.sequence_length)
 
-    @property
-    def batches_consumed(self) -> int:
-        """Training batches that reached the model on this rank, restored ones included."""
-        return self.samples_consumed // self.batch_size
-
-    @property
-    def folder(self) -> Path:
-        """Where the shards are, or will be."""
-        return self.data.folder()
-
-    def prepare_data(self) -> None:
-        """Build the shards where they do not exist yet."""
-        prepare({name: getattr(self.data, name) for name in TextData.__dataclass_fields__})
-
-    def manifest(self) -> Manifest:
-        """Manifest of the prepared folder."""
-        return read_manifest(self.folder)
-
-    def train_dataloader(self) -> DataLoader:
-        self._stream = ShardStream(
-            self.folder,
-            self.manifest().train,
-            self._plan(),
-            self.batch_size,
-            collate=to_batch,
-            read=self._read,
-        )
-        self._stream.start = self.samples_consumed
-        return DataLoader(self._stream, batch_size=None, num_workers=self.num_workers)
-
-    def val_dataloader(self) -> DataLoader:
-        shards = self.manifest().validation
-        sequences = np.concatenate([self._read(self.folder / shard.file) for shard in shards])
-        fixed = list(sequences[: self.validation_samples])
-        return DataLoader(fixed, batch_size=self.batch_size, collate_fn=to_batch)
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        # Counted here, not in the dataset: loader processes and Lightning's prefetching run ahead
-        # of the model, and batches that they drop at a restart have not been consumed.
-        if self.trainer is not None and self.trainer.training:
-            self.samples_consumed += self.batch_size
-            if self._stream is not None:
-                self._stream.start = self.samples_consumed  # where a new iteration begins
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "samples": self.samples_consumed,
-            "batches": self.batches_consumed,
-            "stream": self._identity(),
-        }
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` stopped; a position of another stream is not used."""
-        ours, stored = self._identity(), state_dict["stream"]
-        if different := [
-            f"{name} {stored.get(name)} there, {ours[name]} here"
-            for name in ours
-            if stored.get(name) != ours[name]
-        ]:
-            log.warning(
-                "the checkpoint's data position (%d batches) is not used: it belongs to another "
-                "stream (%s); this one starts at %d batches",
-                state_dict["batches"],
-                "; ".join(different),
-                self.batches_consumed,
-            )
-            return
-        self.samples_consumed = state_dict["samples"]
-        if self._stream is not None:
-            self._stream.start = self.samples_consumed
-
-    def skip_to(self, batches: int) -> None:
-        """Go on after the stream's first `batches` batches; never backward. Called before the
-        training dataloader is made."""
-        self.samples_consumed = max(self.samples_consumed, batches * self.batch_size)
-        if self._stream is not None:
-            self._stream.start = self.samples_consumed
-
-    def _plan(self) -> StreamPlan:
-        # The Trainer's ranks are the learner's; RANK in the environment may be anyone's.
-        rank, num_ranks = 0, 1
-        if self.trainer is not None:
-            rank, num_ranks = self.trainer.global_rank, self.trainer.world_size
-        return StreamPlan(self.seed, self.data_slot, self.num_data_slots, rank, num_ranks)
-
-    def _identity(self) -> dict[str, Any]:
-        """What a position belongs to: with any of these changed it points into another stream."""
-        plan = self._plan()
-        return {
-            "data": self.folder.name,
-            "seed": plan.seed,
-            "data_slot": plan.data_slot,
-            "num_data_slots": plan.num_data_slots,
-            "num_ranks": plan.num_ranks,
-        }
+    def collate(self) -> Callable[[list[Any]], Any]:
+        return to_batch

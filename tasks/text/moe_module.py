@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dd_lightning.tasks.optimizer import build_config
+
 from .gpt import GPT, GPTConfig
-from .module import GPTModule, build_config
+from .module import GPTModule
 from .moe import MoEConfig, MoEMLP, Routing, balance_loss
 
 

@@ -92,6 +92,10 @@ class TextData:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         return Path(self.cache_dir).absolute() / f"text-{self.source}-{digest[:16]}"
 
+    def prepare(self) -> Path:
+        """Make the shards where they do not exist yet; safe from many processes at once."""
+        return build_once(self.folder(), partial(_build, self))
+
 
 def prepare(data_config: Mapping[str, Any]) -> Path:
     """Make the shards of a `task.data` mapping where they do not exist yet; returns their folder.
@@ -99,8 +103,7 @@ def prepare(data_config: Mapping[str, Any]) -> Path:
     Safe to call from many processes at once. Keys that are not fields of `TextData` (batch size,
     data slot, ...) do not matter here.
     """
-    data = TextData.select(data_config)
-    return build_once(data.folder(), partial(_build, data))
+    return TextData.select(data_config).prepare()
 
 
 def _build(data: TextData, folder: Path) -> None:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.simulated_runs import simulate
+from tests.pictures import write_pictures
+from tests.simulated_runs import QUICK, simulate
 
 pytestmark = pytest.mark.integration
 
@@ -27,3 +28,17 @@ def test_experts_share_the_load_and_the_loss_falls(tmp_path):
     assert metrics["expert_share_min"] == pytest.approx(min(shares.values()))
     assert metrics["expert_share_max"] == pytest.approx(max(shares.values()))
     assert 0.02 < metrics["expert_share_min"] <= 0.25
+
+
+@pytest.mark.parametrize("architecture", ["vit", "resnet"])
+def test_classifiers_learn_pictures(tmp_path, architecture):
+    pictures = write_pictures(tmp_path / "pictures")
+    simulate(
+        tmp_path / "data", tmp_path / "run", "task=vision", "trainer.max_steps=40", "learners=4",
+        "task.data.source=folder", f"task.data.path={pictures}", "task.data.classes=4",
+        f"task.module.architecture={architecture}", "task.data.num_shards=8", base=QUICK,
+    )  # fmt: skip
+    summary = summary_of(tmp_path / "run")
+    assert summary["task"] == "vision" and summary["learners"] == 4
+    assert summary["loss"]["validation"] < 0.95 * summary["loss"]["initial"]
+    assert summary["metrics"]["accuracy"] > 0.6  # one in four by chance

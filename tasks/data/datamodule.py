@@ -1,0 +1,193 @@
+"""What the tasks' LightningDataModules share: data slots, an endless resumable stream of training
+batches, the same validation for everyone."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+
+from .shards import Manifest, read_manifest
+from .stream import ShardStream, StreamPlan
+
+log = logging.getLogger(__name__)
+
+
+class DataSettings(Protocol):
+    """A frozen dataclass of what determines a data set: the fields of its `task.data`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def folder(self) -> Path:
+        """Where the data set is, or will be."""
+        ...
+
+    def prepare(self) -> Path:
+        """Build it where it does not exist yet; safe from many processes at once."""
+        ...
+
+
+class ShardDataModule(pl.LightningDataModule):
+    """Batches of a prepared folder; the position is part of the checkpoint.
+
+    A task derives from it: `settings`, `reader`, `collate`; `augment` where it draws at random.
+
+    Args:
+        batch_size: samples a step and rank.
+        num_workers: loader processes; any number gives the same batches.
+        seed: order of the training stream.
+        data_slot, num_data_slots: this learner's fixed, disjoint share of the training shards.
+        validation_samples: the same first samples for everyone, at most so many.
+        **data: fields of `settings`.
+    """
+
+    settings: type[DataSettings]
+
+    def __init__(
+        self,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 0,
+        data_slot: int = 0,
+        num_data_slots: int = 1,
+        validation_samples: int = 256,
+        **data: Any,
+    ) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("validation_samples", validation_samples)):
+            if value < 1:
+                raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= 1")
+        allowed = sorted(self.settings.__dataclass_fields__)
+        if unknown := sorted(set(data) - set(allowed)):
+            raise ValueError(f"task.data has no {', '.join(unknown)}; allowed are also {allowed}")
+        StreamPlan(seed, data_slot, num_data_slots)  # refuses a wrong slot before anything starts
+        self.data = self.settings(**data)
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.data_slot = data_slot
+        self.num_data_slots = num_data_slots
+        self.validation_samples = validation_samples
+        self.samples_consumed = 0
+        self._stream: ShardStream | None = None
+
+    def reader(self) -> Callable[[Path], Sequence[Any]]:
+        """A picklable function: the samples of one shard, in stored order."""
+        raise NotImplementedError
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """A picklable function: a batch of samples."""
+        raise NotImplementedError
+
+    def augment(self, batch: Any, position: tuple[int, ...]) -> Any:
+        """A training batch as the model sees it, on its device; random only as a function of
+        `position`, which no other batch of any slot and rank shares."""
+        return batch
+
+    @property
+    def batches_consumed(self) -> int:
+        """Training batches that reached the model on this rank, restored ones included."""
+        return self.samples_consumed // self.batch_size
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the shards are, or will be; found once, since that may take reading the source."""
+        return self.data.folder()
+
+    def prepare_data(self) -> None:
+        """Build the shards where they do not exist yet."""
+        self.data.prepare()
+
+    def manifest(self) -> Manifest:
+        """Manifest of the prepared folder."""
+        return read_manifest(self.folder)
+
+    def train_dataloader(self) -> DataLoader:
+        self._stream = ShardStream(
+            self.folder,
+            self.manifest().train,
+            self._plan(),
+            self.batch_size,
+            collate=self.collate(),
+            read=self.reader(),
+        )
+        self._stream.start = self.samples_consumed
+        return DataLoader(self._stream, batch_size=None, num_workers=self.num_workers)
+
+    def val_dataloader(self) -> DataLoader:
+        fixed = list(itertools.islice(self._validation(), self.validation_samples))
+        return DataLoader(fixed, batch_size=self.batch_size, collate_fn=self.collate())
+
+    def _validation(self) -> Iterator[Any]:
+        read = self.reader()
+        for shard in self.manifest().validation:
+            yield from read(self.folder / shard.file)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        # Counted here, not in the dataset: loader processes and Lightning's prefetching run ahead
+        # of the model, and batches that they drop at a restart have not been consumed.
+        if self.trainer is not None and self.trainer.training:
+            plan = self._plan()
+            batch = self.augment(
+                batch, (plan.seed, plan.data_slot, plan.rank, self.samples_consumed)
+            )
+            self.samples_consumed += self.batch_size
+            if self._stream is not None:
+                self._stream.start = self.samples_consumed  # where a new iteration begins
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "samples": self.samples_consumed,
+            "batches": self.batches_consumed,
+            "stream": self._identity(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` stopped; a position of another stream is not used."""
+        ours, stored = self._identity(), state_dict["stream"]
+        if different := [
+            f"{name} {stored.get(name)} there, {ours[name]} here"
+            for name in ours
+            if stored.get(name) != ours[name]
+        ]:
+            log.warning(
+                "the checkpoint's data position (%d batches) is not used: it belongs to another "
+                "stream (%s); this one starts at %d batches",
+                state_dict["batches"],
+                "; ".join(different),
+                self.batches_consumed,
+            )
+            return
+        self.samples_consumed = state_dict["samples"]
+        if self._stream is not None:
+            self._stream.start = self.samples_consumed
+
+    def skip_to(self, batches: int) -> None:
+        """Go on after the stream's first `batches` batches; never backward. Called before the
+        training dataloader is made."""
+        self.samples_consumed = max(self.samples_consumed, batches * self.batch_size)
+        if self._stream is not None:
+            self._stream.start = self.samples_consumed
+
+    def _plan(self) -> StreamPlan:
+        # The Trainer's ranks are the learner's; RANK in the environment may be anyone's.
+        rank, num_ranks = 0, 1
+        if self.trainer is not None:
+            rank, num_ranks = self.trainer.global_rank, self.trainer.world_size
+        return StreamPlan(self.seed, self.data_slot, self.num_data_slots, rank, num_ranks)
+
+    def _identity(self) -> dict[str, Any]:
+        """What a position belongs to: with any of these changed it points into another stream."""
+        plan = self._plan()
+        return {
+            "data": self.folder.name,
+            "seed": plan.seed,
+            "data_slot": plan.data_slot,
+            "num_data_slots": plan.num_data_slots,
+            "num_ranks": plan.num_ranks,
+        }

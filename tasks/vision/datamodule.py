@@ -1,0 +1,102 @@
+"""Pictures for classification, from the shards of `VisionData`, by torchvision's transforms v2."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dd_lightning.tasks.data import ShardDataModule, read_shard
+
+from .pictures import decode
+from .prepare import VisionData
+
+BLACK = -1.0  # a normalised pixel
+
+
+def read_pictures(path: Path) -> list[tuple[Tensor, int]]:
+    """The samples of one shard: `[3, S, S]` uint8 and the number of the class."""
+    samples = []
+    for record in read_shard(path):
+        pixels = torch.from_numpy(np.array(decode(record["png"])))
+        samples.append((pixels.permute(2, 0, 1).contiguous(), int(record["cls"])))
+    return samples
+
+
+def to_batch(samples: Sequence[tuple[Tensor, int]]) -> dict[str, Tensor]:
+    """`pixels` `[B, 3, S, S]` float32 in -1..1, `labels` `[B]` int64."""
+    from torchvision.transforms import v2
+
+    normalise = v2.Compose(
+        [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
+    )
+    pixels = normalise(torch.stack([pixels for pixels, _ in samples]))
+    return {"pixels": pixels, "labels": torch.tensor([label for _, label in samples])}
+
+
+class VisionDataModule(ShardDataModule):
+    """Batches `{"pixels", "labels"}`; training pictures are shifted, and mirrored if `flip`.
+
+    Args:
+        crop_padding: a training picture moves by at most so many pixels each way, into black.
+        flip: mirror every second one left to right; not for digits or letters.
+        **settings: those of `ShardDataModule`, and the fields of `VisionData`.
+    """
+
+    settings = VisionData
+
+    def __init__(
+        self,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 0,
+        data_slot: int = 0,
+        num_data_slots: int = 1,
+        validation_samples: int = 512,
+        crop_padding: int = 0,
+        flip: bool = False,
+        **data: Any,
+    ) -> None:
+        super().__init__(
+            batch_size, num_workers, seed, data_slot, num_data_slots, validation_samples, **data
+        )
+        if not isinstance(crop_padding, int) or not 0 <= crop_padding < self.data.size:
+            raise ValueError(
+                f"task.data.crop_padding is {crop_padding!r}, allowed are 0..{self.data.size - 1} "
+                "(pixels, below task.data.size)"
+            )
+        self.crop_padding = crop_padding
+        self.flip = flip
+
+    def reader(self) -> Callable[[Path], Sequence[Any]]:
+        return read_pictures
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        return to_batch
+
+    def augment(self, batch: Any, position: tuple[int, ...]) -> Any:
+        """The same shifts for the same position, whoever draws it and how often: a learner that
+        comes back sees what it saw. The global random state is left as it was."""
+        transform = self._augmentation()
+        if transform is None:
+            return batch
+        (seed,) = np.random.SeedSequence(position).generate_state(1)
+        state = torch.default_generator.get_state()
+        try:
+            torch.default_generator.manual_seed(int(seed))  # transforms v2 take no generator
+            pixels = torch.stack([transform(one) for one in batch["pixels"]])
+        finally:
+            torch.default_generator.set_state(state)
+        return {**batch, "pixels": pixels}
+
+    def _augmentation(self) -> Callable[[Tensor], Tensor] | None:
+        from torchvision.transforms import v2
+
+        steps: list[Any] = []
+        if self.crop_padding:
+            steps.append(v2.RandomCrop(self.data.size, padding=self.crop_padding, fill=BLACK))
+        if self.flip:
+            steps.append(v2.RandomHorizontalFlip(0.5))
+        return v2.Compose(steps) if steps else None

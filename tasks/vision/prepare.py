@@ -1,0 +1,139 @@
+"""From labelled pictures to shards: split, written once under a content key."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from dd_lightning.tasks.data import Manifest, Origin, build_once, write_manifest, write_shards
+
+from .digits import CLASSES, digits_origin, digits_pictures
+from .extra import require
+from .own import (
+    folder_origin,
+    folder_pictures,
+    image_folder,
+    webdataset_origin,
+    webdataset_pictures,
+)
+from .pictures import Picture, is_validation, unique
+
+SOURCES = ("digits", "folder", "webdataset")
+FORMAT = 1  # raise when the same settings would give other shards
+VALIDATION_PERCENT = 15
+VALIDATION_SHARDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class VisionData:
+    """Which pictures, how large.
+
+    Args:
+        source: "digits", "folder" (of class folders) or "webdataset" (tars of png/jpg and cls);
+            `path` is the folder, or the tars' URL pattern.
+        size: pixels of a side.
+        classes: how many the source has; the module's output.
+        num_shards: training shards, at least data slots x ranks; more where one would be large.
+        cache_dir: where prepared folders are kept; relative to the current directory.
+    """
+
+    source: str = "digits"
+    path: str = ""
+    size: int = 8
+    classes: int = 10
+    num_shards: int = 64
+    cache_dir: str = field(default_factory=lambda: os.environ.get("DD_DATA", "data"))
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
+        if (self.source == "digits") == bool(self.path):
+            raise ValueError(
+                f"task.data.path is {self.path!r} with task.data.source={self.source}: a path "
+                "belongs to source=folder and source=webdataset, which need one"
+            )
+        for name, least in (("size", 4), ("classes", 2), ("num_shards", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= {least}")
+        require("torchvision", "task.data")
+
+    def origin(self) -> Origin:
+        """The source as it is on this machine now."""
+        if self.source == "folder":
+            return folder_origin(Path(self.path))
+        return digits_origin() if self.source == "digits" else webdataset_origin(self.path)
+
+    def class_names(self) -> tuple[str, ...]:
+        """In the order of their numbers; numbers where the source has no names."""
+        if self.source == "folder":
+            return tuple(image_folder(Path(self.path)).classes)
+        return CLASSES if self.source == "digits" else tuple(map(str, range(self.classes)))
+
+    def pictures(self) -> Iterable[Picture]:
+        """All of the source's, scaled."""
+        if self.source == "folder":
+            return folder_pictures(Path(self.path), self.size)
+        if self.source == "digits":
+            return digits_pictures(self.size)
+        return webdataset_pictures(self.path, self.size)
+
+    def folder(self) -> Path:
+        """Where this data set is, or will be: the name holds a hash of all that determines it."""
+        key = {"format": FORMAT, **asdict(self), "versions": self.origin().versions}
+        del key["cache_dir"], key["path"]  # its content counts, not its place
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return Path(self.cache_dir).absolute() / f"vision-{self.source}-{digest[:16]}"
+
+    def prepare(self) -> Path:
+        """Make the shards where they do not exist yet; safe from many processes at once.
+
+        Raises:
+            ValueError: the source has other classes than `classes`, or too few pictures.
+        """
+        return build_once(self.folder(), partial(_build, self))
+
+
+def _build(data: VisionData, folder: Path) -> None:
+    names = data.class_names()
+    if len(names) != data.classes:
+        raise ValueError(
+            f"task.data.classes is {data.classes}, but source {data.source} has {len(names)} "
+            f"({', '.join(names[:8])}): set task.data.classes={len(names)}"
+        )
+    pictures = unique(data.pictures())
+    if wrong := sorted({one.label for one in pictures} - set(range(data.classes))):
+        raise ValueError(
+            f"task.data.classes is {data.classes}, but there are pictures of class {wrong[-1]}: "
+            f"set task.data.classes={wrong[-1] + 1} or more"
+        )
+    held_out = [one for one in pictures if is_validation(one, VALIDATION_PERCENT)]
+    train = [one for one in pictures if not is_validation(one, VALIDATION_PERCENT)]
+    if len(train) < data.num_shards or len(held_out) < VALIDATION_SHARDS:
+        raise ValueError(
+            f"{len(pictures)} different pictures are too few: {VALIDATION_PERCENT}% of them are "
+            f"held out, in {VALIDATION_SHARDS} shards, and the others must fill "
+            f"task.data.num_shards={data.num_shards}: lower that or add pictures"
+        )
+    shards = {
+        "train": write_shards(folder, "train", _records(train), data.num_shards),
+        "validation": write_shards(folder, "validation", _records(held_out), VALIDATION_SHARDS),
+    }
+    import PIL
+
+    info = {
+        "task": "vision",
+        **asdict(data.origin()),
+        "size": data.size,
+        "classes": list(names),
+        "encoded_by": {"pillow": PIL.__version__},
+        "pictures": {"train": len(train), "validation": len(held_out)},
+    }
+    write_manifest(folder, Manifest(**shards, info=info))
+
+
+def _records(pictures: list[Picture]) -> list[dict[str, object]]:
+    return [{"png": one.png, "cls": one.label} for one in pictures]
