@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 from dd_lightning.commands.asking import UNREACHABLE, Asker, add_arguments
+from dd_lightning.commands.parsing import OneLineParser
 
 TIMEOUT_S = 60.0
 
@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: the target is neither an address nor a run folder.
     """
-    parser = argparse.ArgumentParser(prog="dd-lightning checkpoint", description=__doc__)
+    parser = OneLineParser(prog="dd-lightning checkpoint", description=__doc__)
     add_arguments(parser, TIMEOUT_S)
     parser.add_argument("--json", action="store_true", help="one JSON object: the cut's manifest")
     arguments = parser.parse_args(argv)

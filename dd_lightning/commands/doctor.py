@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import inspect
 import json
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 import zmq
 
+from dd_lightning.commands.parsing import OneLineParser
 from dd_lightning.launch.processes import THREAD_VARIABLES
 from dd_lightning.protocol.config import Timeouts
 
@@ -129,7 +129,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def main(argv: list[str]) -> int:
     """Print the findings; exit code 1 where a core package or 127.0.0.1 is missing."""
-    parser = argparse.ArgumentParser(prog="dd-lightning doctor", description=__doc__)
+    parser = OneLineParser(prog="dd-lightning doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args(argv)
     found = examine()

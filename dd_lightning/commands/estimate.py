@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from dd_lightning.commands.parsing import OneLineParser
@@ -19,9 +20,16 @@ UNKNOWN_STEP_S = 1.0
 def main(argv: list[str] | None = None) -> int:
     """Estimate and print; exit 0. Raises ValueError for a wrong setting."""
     arguments = _parser().parse_intermixed_args(argv)
+    _check_flags(arguments)
     values = _compose(arguments.overrides)
+    from dd_lightning.launch import data_parallel
     from dd_lightning.launch.settings import check
 
+    if data_parallel.is_chosen(values):
+        raise ValueError(
+            "algorithm is 'data_parallel'; allowed: the others, which have rounds and a syncer to "
+            "estimate. Simulate the baseline instead (mode=simulate)."
+        )
     settings = check(values)
     given = arguments.parameters
     parameters = _count(settings.values) if given is None else given
@@ -37,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     goodput = None
     if arguments.chips is not None:
-        fleet = FleetParameters(mtbi_years=arguments.mtbi_years)
+        years = arguments.mtbi_years
+        fleet = FleetParameters() if years is None else FleetParameters(mtbi_years=years)
         learners = settings.values["learners"]
         goodput = simulate_fleet(
             learners, arguments.chips, True, fleet, settings.values["seed"]
@@ -48,6 +57,13 @@ def main(argv: list[str] | None = None) -> int:
     else:
         _show(found, int(parameters), step_s, steps, goodput)
     return 0
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    if arguments.parameters is not None and not 0 < arguments.parameters < float("inf"):
+        raise ValueError(f"--parameters is {arguments.parameters:g}; allowed: a number above 0.")
+    if arguments.mtbi_years is not None and arguments.chips is None:
+        print("warning: --mtbi-years: no effect without --chips.", file=sys.stderr)
 
 
 def _compose(overrides: list[str]) -> dict[str, Any]:
@@ -140,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory-gb", type=float, default=DEFAULT_MEMORY_BYTES / 1e9,
         help="of the syncer's machine; default: %(default)g")  # fmt: skip
     add("--chips", type=int, help="of the whole fleet: adds the goodput under failures")
-    add("--mtbi-years", type=float, default=1.0, help="between failures of a chip")
+    add("--mtbi-years", type=float, help="between failures of a chip; default: "
+        f"{FleetParameters().mtbi_years:g}")  # fmt: skip
     add("--json", action="store_true")
     add("overrides", nargs="*", help="as for launch: network=us_eu learners=8 algorithm=paper ...")
     return parser

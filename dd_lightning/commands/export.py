@@ -6,7 +6,6 @@ included; `safetensors` is the state dict alone. Tied tensors are written under 
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import lightning.pytorch as pl
 import yaml
 
 from dd_lightning.algorithm.registry import build, import_class
+from dd_lightning.commands.parsing import OneLineParser
 from dd_lightning.launch.task import build_module
 from dd_lightning.launch.theta import load_theta
 from dd_lightning.syncer.checkpoint import load_parameters, parameters_sha256, read_checkpoint
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: see `export` and `find_module`.
     """
-    parser = argparse.ArgumentParser(prog="dd-lightning export", description=__doc__)
+    parser = OneLineParser(prog="dd-lightning export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="RUN/syncer/step-<epoch>-<merges>.ckpt")
     parser.add_argument("--out", type=Path, help="file to write; default: beside the checkpoint")
     parser.add_argument("--format", choices=FORMATS, default="lightning")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import zmq
 
+from dd_lightning.commands.parsing import OneLineParser
 from dd_lightning.transport.keys import (
     ALLOWED_FILE,
     LEARNER,
@@ -72,7 +73,7 @@ def _learners(listed: str | None, named: list[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="dd-lightning keys",
         description=__doc__,
         epilog=WHERE,

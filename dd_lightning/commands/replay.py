@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dd_lightning.commands.parsing import OneLineParser
 from dd_lightning.simulate.what_if_settings import MERGE, OUTER, QUORUM, read_outer, read_set
 
 TAPE = "tape.jsonl"
@@ -53,7 +54,13 @@ def _replay(tape: Path, sets: list[tuple[str, Any]]) -> dict[str, Any]:
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     script = ScriptReader().read(read_tape(tape))
-    settings = check(script.config)
+    try:
+        settings = check(script.config)
+    except KeyError as error:
+        raise ValueError(
+            f"the tape's configuration has no {error}: it is of another version; replay it with "
+            "the dd_lightning that wrote it."
+        ) from error
     other = what_if_settings(settings, sets) if sets else None
     # sums depend on the number of threads: as many as the learners had
     torch.set_num_threads(settings.launcher["threads_per_process"])
@@ -97,7 +104,7 @@ def _in_words(found: Mapping[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="dd-lightning replay",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

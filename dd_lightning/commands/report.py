@@ -6,11 +6,11 @@ settings that were swept, mean and spread over the seeds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
+from dd_lightning.commands.parsing import OneLineParser
 from dd_lightning.report.read import PAGE, SUMMARY, TAPE, report_run, runs_in
 from dd_lightning.report.study import OVERRIDES
 from dd_lightning.report.study_report import StudyReport, report_study
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: no run there, or a tape that cannot be read.
     """
-    parser = argparse.ArgumentParser(prog="dd-lightning report", description=__doc__)
+    parser = OneLineParser(prog="dd-lightning report", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder, or one with runs below it")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object: summaries by run folder, the study"

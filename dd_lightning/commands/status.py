@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -13,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dd_lightning.commands.asking import UNREACHABLE, Asker, add_arguments
+from dd_lightning.commands.parsing import OneLineParser
 from dd_lightning.protocol.tape import clean
 from dd_lightning.report.live import plain_line, render
 
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: the target is neither an address nor a run folder.
     """
-    parser = argparse.ArgumentParser(prog="dd-lightning status", description=__doc__)
+    parser = OneLineParser(prog="dd-lightning status", description=__doc__)
     add_arguments(parser, TIMEOUT_S)
     parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON object (a line, --watch)")

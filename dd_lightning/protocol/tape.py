@@ -211,7 +211,7 @@ def read_tape(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Every event in order. A torn last line (a writer was killed in it) is left out.
 
     Raises:
-        TapeError: a line in the middle does not parse, or the tape's schema is newer than ours.
+        TapeError: a line in the middle is no event, or the tape's schema is newer than ours.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -221,7 +221,12 @@ def read_tape(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 record = json.loads(line)
             except ValueError as error:
                 raise TapeError(f"{path}, line {number} is not JSON: {error}") from error
-            if record.get("event") == "run" and record.get("schema", 0) > SCHEMA:
+            if not isinstance(record, dict) or not {"event", "t_s"} <= record.keys():
+                raise TapeError(
+                    f"{path}, line {number} is no event of a tape: it lacks event or t_s. Give the "
+                    "tape.jsonl of a run."
+                )
+            if record["event"] == "run" and record.get("schema", 0) > SCHEMA:
                 raise TapeError(
                     f"{path} has tape schema {record['schema']}; this version reads up to "
                     f"{SCHEMA}. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,15 @@ class ScriptReader:
         Raises:
             CannotReplay: something is missing, or this version does not replay it.
         """
-        events = list(events)
+        try:
+            return self._read(list(events))
+        except KeyError as error:  # of a row, or of a learner or life that no row introduced
+            raise CannotReplay(
+                f"the tape has a row that lacks {error}, or names what no earlier row introduced: "
+                "it is not as this version writes it"
+            ) from error
+
+    def _read(self, events: Sequence[Event]) -> Script:
         # joins first: one that waited for a peer's state stands behind what came after it
         for event in events:
             if event["event"] == "syncer_start":

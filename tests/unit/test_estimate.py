@@ -146,6 +146,8 @@ def test_the_table_names_what_binds(capsys):
     ("arguments", "said"),
     [
         (["--parameters", "0"], "--parameters is 0"),
+        (["--parameters", "nan"], "--parameters is nan; allowed"),
+        (["algorithm=data_parallel", "mode=simulate"], "algorithm is 'data_parallel'; allowed"),
         (["--chips", "0"], "chips is 0; allowed:"),
         (["--memory-gb", "0"], "--memory-gb is 0"),
         (["--steps", "0"], "--steps is 0"),
@@ -161,3 +163,8 @@ def test_nought_is_refused_and_not_taken_for_nothing_given(arguments, said, caps
 def test_an_unknown_network_is_one_line(capsys):
     assert main(["estimate", "network=nowhere"]) == 2
     assert "network is 'nowhere'; allowed: " in capsys.readouterr().err
+
+
+def test_a_failure_rate_without_a_fleet_has_no_effect_and_says_so(capsys):
+    assert main(["estimate", "--parameters", "1e6", "--mtbi-years", "3"]) == 0
+    assert capsys.readouterr().err == "warning: --mtbi-years: no effect without --chips.\n"
