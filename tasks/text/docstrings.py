@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from .corpus import Document, Origin
+from dd_lightning.tasks.data import Origin
+
+from .corpus import Document
 
 PACKAGES = ("torch", "lightning")
 # The prose of torch is in these; all of torch takes five times as long for twice the text.

