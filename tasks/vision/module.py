@@ -51,6 +51,15 @@ class VisionModule(pl.LightningModule):
         self.network = configs[architecture].build(size, classes)
         self.optimizer_config = build_config(OptimizerConfig, "optimizer", optimizer)
 
+    def configure_model(self) -> None:
+        """Under Lightning's ModelParallelStrategy: FSDP2, the network as one unit."""
+        if self.device_mesh is None:
+            return
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        if not isinstance(self.network, FSDPModule):  # a later fit calls this again
+            fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
+
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits `[B, classes]`."""
         return self.network(pixels)
