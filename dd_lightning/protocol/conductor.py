@@ -75,7 +75,20 @@ class Conductor:
                 continue
             if learner not in round_.finals and self.intake.still_good(held):
                 self.intake.accept(round_, member, held, now)
+        self._strike_those_past(round_, now)
         return round_
+
+    def _strike_those_past(self, round_: Round, now: float) -> None:
+        """`wait: overlap`: who has handed in a later round of this fragment already answers no pull
+        of this one. It stands still until that later round closes, which would not open before this
+        one has: without this everybody waits until `timeouts.round` strikes somebody."""
+        for number, given in list(self.run.early.items()):
+            if self.run.book.fragment_of(number) != round_.fragment:
+                continue
+            for learner, held in given.items():
+                asked = round_.left.get(learner)
+                if asked is not None and asked.generation == held.generation:
+                    self.closing.strike_from(round_, learner, now)
 
     def ask_again(self, member: Member, now: float) -> None:
         """After a re-attach: the pulls of the open rounds that still wait for this learner. What

@@ -78,3 +78,20 @@ def test_a_learner_that_is_past_a_round_is_not_waited_for() -> None:
     assert [(merge.round, [c.learner for c in merge.contributions]) for merge in core.merges] == [
         (1, ["0"])
     ]
+
+
+def test_nor_is_one_that_was_past_it_before_it_opened() -> None:
+    """One that joined late hands in its own next round first, while the first one is not open yet:
+    the round that it waits for must not wait for it."""
+    core = ScriptedCore(2, quorum="all", wait="overlap", overlap=0).started("0", "1")
+    for number in (1, 2):
+        core.opened(number)
+        for learner in ("0", "1"):
+            core.receive(learner, core.contribution(learner, number), payload="now")
+    assert 3 not in [event["round"] for event in core.events("round_open")]
+    core.step("1")
+    core.receive("1", replace(core.contribution("1", 5), unasked=True), payload="later")
+    core.opened(3)
+    core.receive("0", core.contribution("0", 3), payload="now")
+    (third,) = [merge for merge in core.merges if merge.round == 3]
+    assert [one.learner for one in third.contributions] == ["0"]
