@@ -22,19 +22,24 @@ def markdown(study: Study) -> str:
     rows = [head + (["not finished"] if unfinished else []), ["---"] * (len(head) + unfinished)]
     for group in study.groups:
         cells = [*(str(group.settings[name]) for name in study.swept), str(len(group.runs))]
-        cells += [cell(name, group.measures[name]) for name in names]
+        cells += [cell(name, group.measures[name], len(group.runs)) for name in names]
         rows.append(cells + ([str(group.unfinished)] if unfinished else []))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def cell(name: str, spread: Spread | None) -> str:
-    """`1.6812 ± 0.0120`; without the spread where it is nothing or there is one run."""
+def cell(name: str, spread: Spread | None, runs: int) -> str:
+    """`1.6812 ± 0.0120`; without the spread where it is nothing or there is one run.
+
+    Where the mean leaves out runs without a value (a loss not reached), it says of how many it is.
+    """
     if spread is None:
         return NOT_MEASURED
     measure = MEASURES[name]
     said = format(spread.mean * measure.scale, measure.form)
     if spread.std:
         said += f" ± {spread.std * measure.scale:{measure.form}}"
+    if spread.count < runs:
+        said += f" ({spread.count} of {runs})"
     return said
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dd_lightning.cli import main
-from dd_lightning.report.study import read_study
+from dd_lightning.report.study import Spread, read_study
 from dd_lightning.report.study_measures import Measured, StudyFacts, loss_at, seconds_to_loss
 from dd_lightning.report.study_plan import StudyPlan
 from dd_lightning.report.study_table import cell
@@ -182,7 +182,15 @@ def test_equal_tokens_are_those_that_every_run_has_merged(multirun):
 
 
 def test_one_run_has_no_spread():
-    assert cell("validation_loss", None) == "–"
+    assert cell("validation_loss", None, 3) == "–"
+    assert cell("validation_loss", Spread.of([1.25]), 1) == "1.2500"
+
+
+def test_a_mean_of_some_runs_says_so():
+    assert cell("seconds_to_loss", Spread.of([17.0, 19.0]), 3) == "18.0 ± 1.4 (2 of 3)"
+
+
+def test_what_is_drawn_by_default():
     study = StudyPlan()
     assert study.drawn == ("validation_loss",)
 
