@@ -7,7 +7,7 @@ does: it fires as often in an hour of steps as it does to learners that never wa
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -29,6 +29,7 @@ class FaultTimes:
     def __init__(self, plan: FaultPlan, max_steps: int) -> None:
         self._plan, self._max_steps = plan, max_steps
         self._due: list[tuple[float, int, Fault]] = []
+        self._waiting: list[Fault] = []  # planned ones, for a member that is away
         self._numbers = count()
         self._at_steps = sorted(
             (fault for fault in plan.faults if fault.at_step is not None),
@@ -108,13 +109,20 @@ class FaultTimes:
         self._fired[fault.number] = Fired(fault, at_s, None if lasts_s is None else at_s + lasts_s)
         return at_s, fault
 
-    def missed(self, fault: Fault, back_s: float) -> None:
+    def missed(self, fault: Fault) -> None:
         """Its target was away: a drawn fault is over with that, a planned one waits for it."""
         if fault.poisson is not None:
             self._fired[fault.number] = Fired(fault, None, why=AWAY)
         else:
             del self._fired[fault.number]
-            self._push(back_s, fault)
+            self._waiting.append(fault)
+
+    def back(self, members: Sequence[int], now: float) -> None:
+        """These take part again: what has waited for them befalls them now."""
+        due = [fault for fault in self._waiting if int(fault.target) in members]
+        self._waiting = [fault for fault in self._waiting if fault not in due]
+        for fault in due:
+            self._push(now, fault)
 
     # ------------------------------------------------------------------ the end
 

@@ -131,6 +131,7 @@ class Course:
         self.ring.connect_anew()
         for member in self.members:
             self.witness.joined(member, self.now, state_from, self.step)
+        self.faults.back(self.members, self.now)
 
     def checkpointed(self) -> None:
         """The state of this step is safe."""
@@ -196,7 +197,7 @@ class Course:
         at_s, fault = popped
         at_s, member = max(at_s, self.now), int(fault.target)
         if member in self._away:
-            self.faults.missed(fault, self._away[member])
+            self.faults.missed(fault)
             return None
         if fault.kind == "kill":
             return _Effect(at_s, member, 0.0, at_s, at_s + self.restart_s, "killed")
@@ -259,6 +260,7 @@ class Course:
         for member in back:
             if self._away.pop(member, None) is not None:
                 self.witness.joined(member, self.now, "peer", self.step)
+        self.faults.back(self.members, self.now)
         self._regroup()
 
     def _restart(self) -> None:

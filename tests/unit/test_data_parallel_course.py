@@ -260,3 +260,39 @@ def _drawn(values):
     shape = RunShape(learners=("0", "1", "2"), max_steps=MAX_STEPS)
     plan = FaultPlan.load({"name": "plan", "not_before": "start", **values}, shape)
     return (at_s for at_s, _ in plan.poisson.draw(9.0))
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize("again_s", [2.0, 6.5, 7.0])  # away; back, but not taken back yet
+def test_a_planned_fault_waits_for_a_member_that_is_away(elastic, again_s):
+    kills = [{"kind": "kill", "target": 0, "at_s": at_s} for at_s in (1.5, again_s)]
+    kills.append({"kind": "kill", "target": 1, "at_s": 4.0})
+    job, notes = course(*kills, elastic=elastic)
+    while job.step < 20:
+        try:
+            job.next_step()
+        except JobLost:
+            job.begin("checkpoint")
+    died = [row[2] for row in notes.rows if row[:2] == ("died", 0)]
+    assert died[0] == 1.5 and len(died) == 2 and died[1] >= 1.5 + RESTART_S
+    assert job.faults.unfired() == []
+
+
+def test_a_stop_that_outlasts_a_standing_still_holds_up_the_step_after_it():
+    kill = {"kind": "kill", "target": "0", "at_s": 1.5}
+    pause = {"kind": "pause", "target": "1", "at_s": 4.0, "seconds": 3.0}
+    job, _ = course(kill, pause, elastic=True)
+    first, second = steps(job, 2)
+    assert first.ended_s == 1.0
+    assert second.ended_s == 4.0 + 3.0 + 1.0 > 1.5 + DOWNSCALE_S + 1.0
+
+
+def test_what_was_sent_in_an_all_reduce_that_was_lost_is_counted():
+    profile, elements = network("ab"), 1_000_000
+    whole = 4 * elements
+    job, notes = course(
+        {"kind": "kill", "target": "0", "at_s": 1.1}, members=2, profile=profile, elements=elements
+    )
+    with pytest.raises(JobLost):
+        job.next_step()
+    assert all(0 < up < whole for up, _ in notes.wire.values()) and len(notes.wire) == 2

@@ -20,6 +20,7 @@ from dd_lightning.simulate.goodput import (
 )
 from dd_lightning.simulate.paper_table import PAPER, errors, paper_rows, paper_value
 from dd_lightning.simulate.recovery_time import ExponentiatedWeibull
+from dd_lightning.simulate.waiting import RoundRules, simulate_rounds
 
 pytestmark = pytest.mark.unit
 
@@ -87,6 +88,27 @@ def test_the_mean_of_the_recovery_distribution_is_what_was_asked():
     distribution = ExponentiatedWeibull(46.0, 2.0, 0.8)
     drawn = list(itertools.islice(distribution.draws(np.random.default_rng(0)), 100_000))
     assert np.mean(drawn) == pytest.approx(46.0, rel=0.02)
+
+
+@pytest.mark.parametrize("at_s", [5.0, 30.0, 150.0])
+def test_recovery_times_are_distributed_as_the_formula_says(at_s):
+    distribution = ExponentiatedWeibull(46.0, 2.0, 0.8)
+    drawn = np.array(list(itertools.islice(distribution.draws(np.random.default_rng(0)), 100_000)))
+    expected = (1 - np.exp(-((at_s / distribution.scale_s) ** 0.8))) ** 2.0
+    assert np.mean(drawn <= at_s) == pytest.approx(expected, abs=0.005)
+
+
+def test_a_grace_window_ends_early_when_everybody_is_there():
+    rules = RoundRules(1, "overlap", grace_s=1000.0, round_s=100.0, speeds=(1.0, 0.8))
+    found = simulate_rounds([(), ()], rules, 0.0, 1000.0, 1)
+    assert (found.rounds, found.contributors) == (8, 2.0)
+    assert found.stepping == pytest.approx((0.8, 1.0))
+
+
+def test_waiting_beyond_the_end_of_the_simulation_is_not_counted():
+    rules = RoundRules(None, "overlap", round_s=100.0, speeds=(1.0, 0.8))
+    found = simulate_rounds([(), ()], rules, 0.0, 110.0, 1)
+    assert found.stepping == pytest.approx((100 / 110, 1.0))
 
 
 def test_uptime_counts_only_moments_at_which_all_are_dead():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dd_lightning.learner.dialing import Bounds
+from dd_lightning.network.connection import SOCKET_BUFFER_BYTES
 from dd_lightning.network.link import LinkModel
 from dd_lightning.network.profiles import WanProfile
 from dd_lightning.simulate.handshake import CHANNEL_ROUND_TRIPS
@@ -137,6 +138,15 @@ def test_an_upload_cut_off_in_the_middle_is_lost_as_a_whole():
     assert arrivals(links.at_syncer) == []
     assert flow.num_arrived_bytes > 0
     assert flow.num_sent_bytes == flow.num_arrived_bytes + flow.num_lost_bytes
+
+
+def test_what_the_kernel_has_is_sent_although_its_process_is_gone():
+    links = Links(profile())
+    session = links.connect()
+    links.upload(session, SOCKET_BUFFER_BYTES // 2)
+    session.close_at_learner()
+    links.play(20.0)
+    assert len(arrivals(links.at_syncer)) == 1
 
 
 def test_a_flapping_link_keeps_its_session_where_each_cut_is_short():
