@@ -12,6 +12,7 @@ from dd_lightning.launch.settings import check
 from dd_lightning.launch.task import build_module, check_task
 from dd_lightning.simulate.estimate import estimate
 from dd_lightning.simulate.run import SimulatedRun
+from tests.simulated_runs import Silent
 
 pytestmark = pytest.mark.integration
 
@@ -43,22 +44,6 @@ CONFIGURATIONS = [
     # idle between rounds: every transfer starts slowly
     ["learners=8", "network=three_continents", "simulate.step_s=0.5", "trainer.max_steps=60"],
 ]
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def say(self, text):
-        self.said = text
-
-    def refresh(self):
-        return None
 
 
 @pytest.fixture(scope="module")

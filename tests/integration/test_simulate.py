@@ -15,6 +15,7 @@ from dd_lightning.launch.settings import check
 from dd_lightning.launch.task import check_task
 from dd_lightning.protocol.tape import read_tape
 from dd_lightning.simulate.run import SimulatedRun
+from tests.simulated_runs import Silent
 
 pytestmark = pytest.mark.integration
 
@@ -30,22 +31,6 @@ TINY = [
     "task.data.batch_size=2",
     "logger=csv",
 ]
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def say(self, text):
-        self.said = text
-
-    def refresh(self):
-        return None
 
 
 @pytest.fixture(scope="module")
