@@ -118,7 +118,6 @@ RAW = (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03
        GREETING[:30], b"\x00" * 100, b"\x05\x00abcd\x05\x00abcd")  # fmt: skip
 WAIT_S = 60.0
 MORE, LARGE, COMMAND = 1, 2, 4
-DIALS = 3
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
@@ -166,13 +165,14 @@ def hang_up(connection: socket.socket) -> None:
             continue
 
 
-def say(port: int, identity: bytes, *messages: bytes) -> None:
+def say(port: int, identity: bytes, *messages: bytes, dials: int = 1) -> None:
     """Connects, sends what `wire` made, and hangs up.
 
-    A syncer that is behind counts connections that have ended among the strangers it bears, and
-    may close one more in its handshake: then again.
+    Args:
+        dials: tries. A syncer that is behind counts connections that have ended among the
+            strangers it bears, and may close one more in its handshake.
     """
-    for _ in range(DIALS - 1):
+    for _ in range(dials - 1):
         with contextlib.suppress(ConnectionResetError):
             connection = dial(port, identity)
             break

@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*your dataloader is not resumable"),
 ]
 
+SCHEDULED = 5  # rounds, one every two steps, before the 12th, with which a learner is finishing
 SINGLE = {"inner": "auto", "devices": 1, "accumulate": 2}  # a micro-batch of each rank a step
 
 
@@ -32,8 +33,9 @@ def test_theta_does_not_depend_on_which_learner_is_sharded(tmp_path, sharded):
     merges = {}
     for name, learners in {"mixed": kinds, "single": [SINGLE, SINGLE]}.items():
         tape = run(tmp_path / name, learners)
-        merges[name] = [event["digest"] for event in tape if event["event"] == "merge"]
-    assert merges["mixed"] == merges["single"] and len(set(merges["single"])) > 4
+        digests = [event["digest"] for event in tape if event["event"] == "merge"]
+        merges[name] = digests[:SCHEDULED]  # the end takes what comes in time
+    assert merges["mixed"] == merges["single"] and len(set(merges["single"])) == SCHEDULED
     ranks = [said(tmp_path / "mixed", sharded, rank) for rank in range(2)]
     assert ranks[0]["strategy"] == "ModelParallelStrategy"
     assert ranks[0]["digests"] == ranks[1]["digests"]

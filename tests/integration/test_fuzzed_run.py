@@ -58,7 +58,7 @@ class Nonsense:
         draw = self.random
         for _ in range(count // 2 // A_SESSION):
             said = [self.well_formed() for _ in range(A_SESSION)]
-            fuzzing.say(self.port, self.identity(), *said)
+            fuzzing.say(self.port, self.identity(), *said, dials=3)
             self.strange += len(said)
         for _ in range(count // 2 // 5):
             header = draw.choice(self.headers)
