@@ -72,7 +72,7 @@ def agreement(gradients: Sequence[Tensor], weights: Sequence[float]) -> float:
         ValueError: as `weighted_average`.
     """
     gradients, weights = _positive(gradients, weights)
-    return _Directions.of(gradients, weights).agreement
+    return Directions.of(gradients, weights).agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class RadialDirectional:
 
     def merge_and_compare(
         self, gradients: Sequence[Tensor], weights: Sequence[float]
-    ) -> tuple[Tensor, float]:
-        """The merged gradient and `agreement`, from the same passes over the gradients."""
+    ) -> tuple[Tensor, "Directions"]:
+        """The merged gradient and how the gradients compare, from the same passes over them."""
         gradients, weights = _positive(gradients, weights)
         if gradients[0].numel() < self.min_numel:
-            return weighted_average(gradients, weights), agreement(gradients, weights)
+            return weighted_average(gradients, weights), Directions.of(gradients, weights)
         return _directional(gradients, weights, self.cancel_below)
 
 
@@ -120,7 +120,7 @@ def merge_fragment(
     weights: Sequence[float],
     rule: MergeRule,
     average_names: frozenset[str] = frozenset(),
-) -> tuple[dict[str, Tensor], float]:
+) -> tuple[dict[str, Tensor], float, float | None]:
     """Merge the contributions of a round, tensor by tensor in name order.
 
     Args:
@@ -130,9 +130,10 @@ def merge_fragment(
             asked where only one contribution is left: the result is that one.
 
     Returns:
-        The merged outer gradient by name, and the fragment's agreement: the mean of the tensors'
+        The merged outer gradient by name; the fragment's agreement: the mean of the tensors'
         `agreement`, weighted by their numbers of elements, over the tensors that `rule` merges
-        (over all where it merges none).
+        (over all where it merges none); and, so averaged, `Directions.cosine` between the
+        contributions, over the tensors that have one (None: none has).
 
     Raises:
         ValueError: contributions name different tensors, or as `weighted_average`.
@@ -145,22 +146,28 @@ def merge_fragment(
             raise ValueError(f"contributions differ in the tensors {odd}; all must name the same.")
     ruled = [name for name in names if name not in average_names] or names
     merged: dict[str, Tensor] = {}
-    agreed = 0.0
+    agreed, turned, compared = 0.0, 0.0, 0
     for name in names:
         gradients, _ = _positive([c[name] for c in contributions], weights, name)
-        agreement_known: float | None = None
+        found: Directions | None = None
         if name in average_names or len(gradients) == 1:
             merged[name] = weighted_average(gradients, weights)
         elif isinstance(rule, RadialDirectional):
-            merged[name], agreement_known = rule.merge_and_compare(gradients, weights)
+            merged[name], found = rule.merge_and_compare(gradients, weights)
         else:
             merged[name] = _checked(rule(gradients, weights), gradients[0], name, rule)
         if name in ruled:
-            if agreement_known is None:
-                agreement_known = agreement(gradients, weights)
-            agreed += agreement_known * gradients[0].numel()
+            found = found or Directions.of(gradients, weights)
+            count = gradients[0].numel()
+            agreed += found.agreement * count
+            if (cosine := found.cosine) is not None:
+                turned, compared = turned + cosine * count, compared + count
     elements = sum(contributions[0][name].numel() for name in ruled)
-    return merged, agreed / elements if elements else 0.0
+    return (
+        merged,
+        agreed / elements if elements else 0.0,
+        turned / compared if compared else None,
+    )
 
 
 def _checked(result: Any, like: Tensor, name: str, rule: MergeRule) -> Tensor:
@@ -203,36 +210,52 @@ def _positive(
 
 
 @dataclass(frozen=True, slots=True)
-class _Directions:
+class Directions:
     """What a set of gradients has in common: each one's length, and that of sum(w * phi(v))."""
 
     norms: list[float]
+    weights: list[float]
     factors: list[float]  # w / |v|, 0 for a zero v
     length: float
     agreement: float
 
     @classmethod
-    def of(cls, gradients: list[Tensor], weights: list[float]) -> "_Directions":
+    def of(cls, gradients: list[Tensor], weights: list[float]) -> "Directions":
+        """Of gradients of one shape with positive weights."""
         if len(gradients) == 1:
             agreed = 1.0 if bool(gradients[0].any()) else 0.0
-            return cls([], [], agreed * weights[0], agreed)
+            return cls([], [], [], agreed * weights[0], agreed)
         norms = [norm(gradient) for gradient in gradients]
         factors = [w / length if length else 0.0 for w, length in zip(weights, norms, strict=True)]
         length = sum_norm(gradients, factors)
-        return cls(norms, factors, length, length / sum(weights))
+        return cls(norms, weights, factors, length, length / sum(weights))
+
+    @property
+    def cosine(self) -> float | None:
+        """Mean cosine over all pairs of gradients, a pair weighted by the product of its weights.
+
+        From |sum(w * phi(v))|^2 = sum(w^2) + the sum over pairs, so it costs no further pass. A
+        zero gradient has no direction and is in no pair; None without a pair.
+        """
+        present = [w for w, factor in zip(self.weights, self.factors, strict=True) if factor > 0]
+        if len(present) < 2:
+            return None
+        squares = sum(w * w for w in present)
+        mean = (self.length**2 - squares) / (sum(present) ** 2 - squares)
+        return max(-1.0, min(1.0, mean))
 
 
 def _directional(
     gradients: list[Tensor], weights: list[float], cancel_below: float
-) -> tuple[Tensor, float]:
-    """RDA and agreement of gradients that `_positive` has checked."""
+) -> tuple[Tensor, Directions]:
+    """RDA of gradients that `_positive` has checked, and how they compare."""
     check_number("cancel_below", cancel_below, 0)
-    found, dtype = _Directions.of(gradients, weights), compute_dtype(*gradients)
+    found, dtype = Directions.of(gradients, weights), compute_dtype(*gradients)
     if len(gradients) == 1:
-        return gradients[0].to(dtype), found.agreement
+        return gradients[0].to(dtype), found
     if found.agreement < cancel_below or found.length == 0:
-        return weighted_average(gradients, weights), found.agreement
+        return weighted_average(gradients, weights), found
     radius = sum(w * one for w, one in zip(weights, found.norms, strict=True)) / sum(weights)
     scale = radius / found.length
     merged = scaled_sum(gradients, found.factors, lambda piece: piece.mul_(scale), dtype)
-    return merged, found.agreement
+    return merged, found

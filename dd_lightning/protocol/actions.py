@@ -170,3 +170,4 @@ class MergeResult:
     rejected: tuple[tuple[str, str], ...] = ()
     staleness: tuple[tuple[str, int], ...] = ()  # learner to merges between its base and this one
     norms: tuple[tuple[str, float], ...] = ()  # learner to ‖v‖
+    cosine: float | None = None  # mean over pairs of contributions; None without a pair

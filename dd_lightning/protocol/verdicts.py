@@ -112,6 +112,7 @@ def record_merge(
         last=round_.last,
         outer_norm=result.outer_norm,
         norms=dict(result.norms),
+        cosine=result.cosine,
         merge_s=result.seconds,
         opened_s=round_.opened_s,
         clock=dict(run.contains[merge.fragment]),

@@ -116,11 +116,11 @@ class Merger:
         candidates, rejected = self._candidates(job, parameters)
         self._guard(candidates, rejected)
         weighty = [one for one in candidates if one.held.weight > 0]
-        agreement, outer_norm = None, 0.0
+        agreement, cosine, outer_norm = None, None, 0.0
         if weighty and job.reanchor:
             self._reanchor(weighty, parameters, optimizer)
         elif weighty:
-            agreement, outer_norm = self._put_gradient(weighty, parameters)
+            agreement, cosine, outer_norm = self._put_gradient(weighty, parameters)
         optimizer.step()
         reach("merge.stepped")
         for parameter in parameters.values():
@@ -139,6 +139,7 @@ class Merger:
             rejected=tuple(sorted(rejected.items())),
             staleness=staleness,
             norms=tuple((one.held.learner, one.norm) for one in candidates),
+            cosine=cosine,
         )
         return Merged(job, result, published)
 
@@ -198,8 +199,9 @@ class Merger:
 
     def _put_gradient(
         self, candidates: list[_Candidate], parameters: Mapping[str, Tensor]
-    ) -> tuple[float, float]:
-        merged, agreement = merge_fragment(
+    ) -> tuple[float, float | None, float]:
+        """Set the merged gradient; returns agreement, cosine and ‖Δ‖."""
+        merged, agreement, cosine = merge_fragment(
             [one.gradients for one in candidates],
             [one.held.weight for one in candidates],
             self._rule,
@@ -208,7 +210,7 @@ class Merger:
         for name, parameter in parameters.items():
             parameter.grad = merged[name].to(parameter.dtype)
         outer_norm = candidates[0].norm if len(candidates) == 1 else _norm(merged)
-        return agreement, outer_norm
+        return agreement, cosine, outer_norm
 
     def _reanchor(
         self,

@@ -130,8 +130,8 @@ def test_merging_is_bitwise_repeatable_whatever_the_order_of_names(drawn):
     sent = [{"b": g, "a": g * 2, "c": g.flatten()} for g in gradients]
     turned = [dict(reversed(list(c.items()))) for c in sent]
     rule = RadialDirectional(min_numel=4)
-    first, agreed = merge_fragment(sent, weights, rule, frozenset({"c"}))
-    again, agreed_again = merge_fragment(turned, weights, rule, frozenset({"c"}))
+    first, agreed, _ = merge_fragment(sent, weights, rule, frozenset({"c"}))
+    again, agreed_again, _ = merge_fragment(turned, weights, rule, frozenset({"c"}))
     assert list(first) == list(again) == ["a", "b", "c"] and agreed == agreed_again
     assert all(torch.equal(first[name], again[name]) for name in first)
 

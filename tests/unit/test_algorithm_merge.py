@@ -146,7 +146,7 @@ def contributions():
 def test_merge_fragment_applies_the_rule_of_each_tensor(contributions):
     weights = [1.0, 2.0, 3.0]
     names = frozenset({"wte"})
-    delta, _ = merge_fragment(contributions, weights, RadialDirectional(), names)
+    delta, *_ = merge_fragment(contributions, weights, RadialDirectional(), names)
 
     def values(name):
         return [contribution[name] for contribution in contributions]
@@ -160,17 +160,17 @@ def test_merge_fragment_applies_the_rule_of_each_tensor(contributions):
 
 def test_merge_fragment_agreement_is_the_mean_by_elements_over_ruled_tensors(contributions):
     weights = [1.0, 2.0, 3.0]
-    _, got = merge_fragment(contributions, weights, RadialDirectional(), frozenset({"wte"}))
+    _, got, _ = merge_fragment(contributions, weights, RadialDirectional(), frozenset({"wte"}))
     parts = {n: agreement([c[n] for c in contributions], weights) for n in ("fc", "bias", "wte")}
     assert got == pytest.approx((16 * parts["fc"] + 4 * parts["bias"]) / 20)
-    _, got = merge_fragment(contributions, weights, Average(), frozenset(parts))
+    _, got, _ = merge_fragment(contributions, weights, Average(), frozenset(parts))
     total = 16 * parts["fc"] + 4 * parts["bias"] + 32 * parts["wte"]
     assert got == pytest.approx(total / 52)
 
 
 def test_merge_fragment_drops_weightless_contributions(contributions):
     poisoned = {name: torch.full_like(t, float("nan")) for name, t in contributions[0].items()}
-    delta, agreed = merge_fragment([poisoned, contributions[1]], [0, 7], MERGE_RULES["rda"]())
+    delta, agreed, _ = merge_fragment([poisoned, contributions[1]], [0, 7], MERGE_RULES["rda"]())
     assert all(torch.equal(delta[name], contributions[1][name]) for name in delta)
     assert agreed == 1.0
 
@@ -185,3 +185,21 @@ def test_merge_fragment_refuses_differing_names_and_a_wrong_rule(contributions):
 
     with pytest.raises(ValueError, match=r"rule function returned \(16,\) for fc.*\(4, 4\)"):
         merge_fragment(contributions, [1, 1, 1], flattening)
+
+
+def test_cosine_is_the_mean_over_pairs_and_zero_gradients_are_in_none(contributions):
+    weights = [1.0, 2.0, 3.0]
+    idle = contributions + [{name: torch.zeros_like(t) for name, t in contributions[0].items()}]
+    *_, got = merge_fragment(idle, [*weights, 4.0], RadialDirectional(), frozenset({"wte"}))
+    total = 0.0
+    for name, count in (("fc", 16), ("bias", 4)):
+        rows = torch.stack([c[name].flatten() for c in contributions]).double()
+        cosines = torch.corrcoef(torch.cat([rows, -rows], dim=1))[:3, :3]  # of means 0
+        pairs = [(0, 1), (0, 2), (1, 2)]
+        products = [weights[a] * weights[b] for a, b in pairs]
+        found = sum(p * float(cosines[pair]) for p, pair in zip(products, pairs, strict=True))
+        total += count * found / sum(products)
+    assert got == pytest.approx(total / 20)
+    assert merge_fragment(contributions[:1], [1.0], RadialDirectional())[2] is None
+    opposed = [{"w": torch.ones(20)}, {"w": -torch.ones(20)}]
+    assert merge_fragment(opposed, [1.0, 5.0], Average())[2] == pytest.approx(-1.0)

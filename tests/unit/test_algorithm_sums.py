@@ -79,7 +79,7 @@ def test_rda_and_its_agreement_come_from_the_same_passes(gradients, monkeypatch)
     counted = merge_module.sum_norm
     monkeypatch.setattr(merge_module, "sum_norm", lambda *args: calls.append(1) or counted(*args))
     contributions = [{"weight": gradient} for gradient in gradients]
-    merged, agreed = merge_fragment(contributions, WEIGHTS, RadialDirectional())
+    merged, agreed, _ = merge_fragment(contributions, WEIGHTS, RadialDirectional())
     assert len(calls) == 1
     assert agreed == agreement(gradients, WEIGHTS)
     assert torch.equal(merged["weight"], radial_directional_average(gradients, WEIGHTS))
