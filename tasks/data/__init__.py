@@ -3,20 +3,26 @@ datamodule over them."""
 
 from .cache import build_once
 from .datamodule import ShardDataModule
+from .groups import Groups, in_shard_order, number_groups
 from .npm import NpmPackage
 from .origin import Origin
 from .shards import Manifest, Shard, read_manifest, read_shard, write_manifest, write_shards
+from .split import Split
 from .stream import ShardStream, StreamPlan
 
 __all__ = [
+    "Groups",
     "Manifest",
     "NpmPackage",
     "Origin",
     "Shard",
     "ShardDataModule",
     "ShardStream",
+    "Split",
     "StreamPlan",
     "build_once",
+    "in_shard_order",
+    "number_groups",
     "read_manifest",
     "read_shard",
     "write_manifest",

@@ -3,15 +3,19 @@ batches, the same validation for everyone."""
 
 import itertools
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import lightning.pytorch as pl
+import numpy as np
 from torch.utils.data import DataLoader
 
-from .shards import Manifest, read_manifest
+from .groups import GroupedCollate, Groups, first_groups, read_groups
+from .shards import Manifest, Shard, read_manifest
+from .split import ALPHA, NATURAL, Split, deal_samples, own_samples
 from .stream import ShardStream, StreamPlan
 
 log = logging.getLogger(__name__)
@@ -42,6 +46,9 @@ class ShardDataModule(pl.LightningDataModule):
         seed: order of the training stream.
         data_slot, num_data_slots: this learner's fixed, disjoint share of the training shards.
         validation_samples: the same first samples for everyone, at most so many.
+        split, split_alpha, split_seed: how samples are dealt to data slots, see `Split`.
+        group_losses: validation batches say each sample's group, so that the module logs a
+            validation loss of each (see `log_group_losses`).
         **data: fields of `settings`.
     """
 
@@ -55,6 +62,10 @@ class ShardDataModule(pl.LightningDataModule):
         data_slot: int = 0,
         num_data_slots: int = 1,
         validation_samples: int = 256,
+        split: str = "iid",
+        split_alpha: float = ALPHA,
+        split_seed: int = 0,
+        group_losses: bool = False,
         **data: Any,
     ) -> None:
         super().__init__()
@@ -66,6 +77,18 @@ class ShardDataModule(pl.LightningDataModule):
             raise ValueError(f"task.data has no {', '.join(unknown)}; allowed are also {allowed}")
         StreamPlan(seed, data_slot, num_data_slots)  # refuses a wrong slot before anything starts
         self.data = self.settings(**data)
+        self.split = Split(split, split_alpha, split_seed)
+        if split not in (allowed := self.splits()):
+            source = getattr(self.data, "source", None)
+            where = f" with task.data.source={source}" if source else ""
+            raise ValueError(f"task.data.split is {split!r}, allowed{where} are {allowed}")
+        if split != "dirichlet" and split_alpha != ALPHA:
+            warnings.warn(
+                f"task.data.split_alpha={split_alpha:g} has no effect with split={split}: it "
+                "belongs to task.data.split=dirichlet",
+                stacklevel=2,
+            )
+        self.group_losses = group_losses
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed
@@ -83,6 +106,10 @@ class ShardDataModule(pl.LightningDataModule):
         """A picklable function: a batch of samples."""
         raise NotImplementedError
 
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits that this task's data has."""
+        return ("iid",)
+
     def augment(self, batch: Any, position: tuple[int, ...]) -> Any:
         """A training batch as the model sees it, on its device; random only as a function of
         `position`, which no other batch of any slot and rank shares."""
@@ -99,28 +126,57 @@ class ShardDataModule(pl.LightningDataModule):
         return self.data.folder()
 
     def prepare_data(self) -> None:
-        """Build the shards where they do not exist yet."""
+        """Build the shards where they do not exist yet.
+
+        Raises:
+            ValueError: the source cannot be had, or the split leaves a data slot without samples.
+        """
         self.data.prepare()
+        if self.split.name != "iid":
+            deal_samples(self.split, self.groups(), self.num_data_slots, num_ranks=1)
 
     def manifest(self) -> Manifest:
         """Manifest of the prepared folder."""
         return read_manifest(self.folder)
 
+    def groups(self) -> Groups | None:
+        """Groups of the prepared folder's samples, where its source has any."""
+        return read_groups(self.folder, self.manifest())
+
     def train_dataloader(self) -> DataLoader:
+        shards, plan = self.manifest().train, self._plan()
         self._stream = ShardStream(
             self.folder,
-            self.manifest().train,
-            self._plan(),
+            shards,
+            plan,
             self.batch_size,
             collate=self.collate(),
             read=self.reader(),
+            owned=self._owned(shards, plan),
         )
         self._stream.start = self.samples_consumed
         return DataLoader(self._stream, batch_size=None, num_workers=self.num_workers)
 
+    def _owned(self, shards: Sequence[Shard], plan: StreamPlan) -> dict[int, np.ndarray] | None:
+        if self.split.name == "iid":
+            return None
+        owners = deal_samples(self.split, self.groups(), plan.num_data_slots, plan.num_ranks)
+        return own_samples(owners, shards, plan.data_slot, plan.rank, plan.num_ranks)
+
     def val_dataloader(self) -> DataLoader:
         fixed = list(itertools.islice(self._validation(), self.validation_samples))
-        return DataLoader(fixed, batch_size=self.batch_size, collate_fn=self.collate())
+        collate = self.collate()
+        if self.group_losses:
+            numbers = first_groups(self.groups(), len(fixed))
+            fixed = list(zip(fixed, numbers, strict=True))
+            collate = GroupedCollate(collate, self._group_names())
+        return DataLoader(fixed, batch_size=self.batch_size, collate_fn=collate)
+
+    def _group_names(self) -> tuple[str, ...]:
+        """Of the groups as metrics have them: with the name of the natural split before them."""
+        groups = self.groups()
+        kind = next(name for name in self.splits() if name in NATURAL)
+        return () if groups is None else tuple(f"{kind}_{slug}" for slug in groups.slugs())
 
     def _validation(self) -> Iterator[Any]:
         read = self.reader()
@@ -151,9 +207,9 @@ class ShardDataModule(pl.LightningDataModule):
         """Continue where `state_dict` stopped; a position of another stream is not used."""
         ours, stored = self._identity(), state_dict["stream"]
         if different := [
-            f"{name} {stored.get(name)} there, {ours[name]} here"
-            for name in ours
-            if stored.get(name) != ours[name]
+            f"{name} {stored.get(name, 'iid')} there, {ours.get(name, 'iid')} here"
+            for name in {**ours, **stored}
+            if stored.get(name) != ours.get(name)
         ]:
             log.warning(
                 "the checkpoint's data position (%d batches) is not used: it belongs to another "
@@ -190,4 +246,5 @@ class ShardDataModule(pl.LightningDataModule):
             "data_slot": plan.data_slot,
             "num_data_slots": plan.num_data_slots,
             "num_ranks": plan.num_ranks,
+            **({} if self.split.name == "iid" else {"split": self.split.identity}),
         }

@@ -6,7 +6,7 @@ A shard is an uncompressed tar without times or user names, so building twice gi
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,20 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a prepared folder holds; `info` is the task's own (source, licence, versions, ...)."""
+    """What a prepared folder holds; `info` is the task's own (source, licence, versions, ...),
+    `files` the checksums (sha256) of files beside the shards, by name."""
 
     train: tuple[Shard, ...]
     validation: tuple[Shard, ...]
     info: Mapping[str, Any]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def deal(num_records: int, num_shards: int) -> list[range]:
+    """The records of each shard, by their numbers: in turns, over `num_shards` or its next multiple
+    where a shard would exceed 1000 records."""
+    num_shards *= -(-num_records // (num_shards * MAX_RECORDS_PER_SHARD))
+    return [range(num_records)[index::num_shards] for index in range(num_shards)]
 
 
 def write_shards(
@@ -62,10 +71,9 @@ def write_shards(
             f"{split}: {len(records)} records do not fill {num_shards} shards; "
             "use fewer shards or more data"
         )
-    num_shards *= -(-len(records) // (num_shards * MAX_RECORDS_PER_SHARD))
     shards = []
-    for index in range(num_shards):
-        path, dealt = folder / f"{split}-{index:05d}.tar", records[index::num_shards]
+    for index, numbers in enumerate(deal(len(records), num_shards)):
+        path, dealt = folder / f"{split}-{index:05d}.tar", [records[i] for i in numbers]
         _write_tar(path, dealt)
         samples = sum(count_samples(record) for record in dealt)
         shards.append(Shard(path.name, len(dealt), samples, path.stat().st_size, _sha256(path)))
@@ -92,6 +100,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     content = {
         "schema": SCHEMA,
         **manifest.info,
+        "files": dict(manifest.files),
         "train": [asdict(shard) for shard in manifest.train],
         "validation": [asdict(shard) for shard in manifest.validation],
     }
@@ -102,10 +111,10 @@ def read_manifest(folder: Path, verify: bool = False) -> Manifest:
     """Read a prepared folder's manifest.
 
     Args:
-        verify: also compare every shard with its checksum (reads all of them).
+        verify: also compare every shard and file with its checksum (reads all of them).
 
     Raises:
-        ValueError: not prepared, written by another version, or a shard changed since.
+        ValueError: not prepared, written by another version, or a file changed since.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -118,15 +127,17 @@ def read_manifest(folder: Path, verify: bool = False) -> Manifest:
         raise ValueError(f"{path} is not of schema {SCHEMA}: delete {folder} and prepare again")
     train = tuple(Shard(**entry) for entry in content.pop("train"))
     validation = tuple(Shard(**entry) for entry in content.pop("validation"))
+    files = content.pop("files", {})
     if verify:
-        for shard in train + validation:
-            file = folder / shard.file
-            if not file.is_file() or _sha256(file) != shard.sha256:
+        recorded = {**{shard.file: shard.sha256 for shard in train + validation}, **files}
+        for name, digest in recorded.items():
+            file = folder / name
+            if not file.is_file() or _sha256(file) != digest:
                 raise ValueError(
-                    f"{file} is not what the manifest recorded (sha256 {shard.sha256[:12]}...): "
+                    f"{file} is not what the manifest recorded (sha256 {digest[:12]}...): "
                     f"delete {folder} and prepare again"
                 )
-    return Manifest(train, validation, content)
+    return Manifest(train, validation, content, files)
 
 
 def _sha256(path: Path) -> str:

@@ -1,12 +1,13 @@
 """An endless stream of training batches whose order is a pure function of its plan and position.
 
-Which shards belong to a data slot (and to a rank inside it) never changes: slots stay disjoint
-whatever epoch, speed or seed each has. Only order is shuffled: shards per epoch, samples per shard.
+What belongs to a data slot (and to a rank inside it) never changes: slots stay disjoint whatever
+epoch, speed or seed each has. Only order is shuffled: shards per epoch, samples per shard. An epoch
+is a slot's own: slots need not have equally many samples.
 Neither RANK/WORLD_SIZE, the global random state nor the number of loader processes matters.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,13 @@ class StreamPlan:
             self.rank :: self.num_ranks
         ]
 
-    def shard_order(self, epoch: int, num_shards: int) -> list[int]:
+    def shard_order(self, epoch: int, owned: Sequence[int]) -> list[int]:
         """The owned shards in the order in which `epoch` reads them."""
         key = [_SHARD_ORDER, self.seed, self.data_slot, self.rank, epoch]
-        owned = self.owned(num_shards)
         return [owned[i] for i in np.random.default_rng(key).permutation(len(owned))]
 
     def sample_order(self, epoch: int, shard: int, num_samples: int) -> np.ndarray:
-        """Order of the samples of `shard` in `epoch`: a permutation of `num_samples`."""
+        """Order of the owned samples of `shard` in `epoch`: a permutation of `num_samples`."""
         key = [_SAMPLE_ORDER, self.seed, shard, epoch]
         return np.random.default_rng(key).permutation(num_samples)
 
@@ -86,6 +86,8 @@ class ShardStream(IterableDataset):
         collate: makes a batch of a list of samples.
         read: the samples of one shard, as many as the manifest says; by default its records. Both
             functions must be picklable where loader processes are used.
+        owned: by shard, the places of the samples that the plan's slot and rank own in it; by
+            default whole shards, dealt in turns.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class ShardStream(IterableDataset):
         batch_size: int,
         collate: Callable[[list[Any]], Any],
         read: Callable[[Path], Sequence[Any]] = read_shard,
+        owned: Mapping[int, np.ndarray] | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, allowed are integers >= 1")
@@ -106,19 +109,22 @@ class ShardStream(IterableDataset):
         self.collate = collate
         self.read = read
         self.start = 0  # samples; read when an iteration begins
-        self.samples_per_epoch = sum(shards[i].samples for i in plan.owned(len(shards)))
+        if owned is None:
+            owned = {i: np.arange(shards[i].samples) for i in plan.owned(len(shards))}
+        self.owned = owned
+        self.samples_per_epoch = sum(len(places) for places in owned.values())
 
     def positions(self, start: int) -> Iterator[tuple[int, int]]:
         """Endless (shard index, sample index) from sample `start` of the sequence on."""
         first_epoch, skip = divmod(start, self.samples_per_epoch)
         for epoch in itertools.count(first_epoch):
-            for shard in self.plan.shard_order(epoch, len(self.shards)):
-                num_samples = self.shards[shard].samples
-                if skip >= num_samples:
-                    skip -= num_samples
+            for shard in self.plan.shard_order(epoch, list(self.owned)):
+                places = self.owned[shard]
+                if skip >= len(places):
+                    skip -= len(places)
                     continue
-                for sample in self.plan.sample_order(epoch, shard, num_samples)[skip:]:
-                    yield shard, int(sample)
+                for place in self.plan.sample_order(epoch, shard, len(places))[skip:]:
+                    yield shard, int(places[place])
                 skip = 0
 
     def __iter__(self) -> Iterator[Any]:

@@ -6,22 +6,24 @@ State of the Union addresses from npm; `folder`, the user's own text files.
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dd_lightning.tasks.data import Origin
 
 SOURCES = ("docs", "sotu", "folder")
 SEPARATOR = b"\0"  # between documents; removed from their text
+TOP = "top"  # group of a folder's files that lie in none of its folders
 SUFFIXES = (".txt", ".md")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text; `name` says where it is from."""
+    """One text; `name` says where it is from, `group` (era, library, folder) what it belongs to."""
 
     name: str
     text: bytes
+    group: str = ""
 
     @property
     def digest(self) -> bytes:
@@ -35,7 +37,7 @@ def unique(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:
     total = 0
     for document in documents:
         text = document.text.replace(SEPARATOR, b"").strip()
-        document = Document(document.name, text)
+        document = replace(document, text=text)
         if not text or document.digest in seen:
             continue
         if total + len(text) > max_bytes:
@@ -77,11 +79,13 @@ def folder_origin(folder: Path) -> Origin:
 
 
 def folder_documents(folder: Path) -> Iterator[Document]:
-    """Each file's bytes, in the order of their hashes: a byte limit cuts no part of the tree."""
-    documents = (
-        Document(f.relative_to(folder).as_posix(), f.read_bytes()) for f in folder_files(folder)
+    """Each file's bytes, in the order of their hashes: a byte limit cuts no part of the tree. A
+    file's group is the folder directly below `folder` that it lies in."""
+    paths = ((file.relative_to(folder), file) for file in folder_files(folder))
+    yield from by_digest(
+        Document(path.as_posix(), file.read_bytes(), path.parts[0] if path.parts[1:] else TOP)
+        for path, file in paths
     )
-    yield from by_digest(documents)
 
 
 def by_digest(documents: Iterable[Document]) -> list[Document]:

@@ -32,6 +32,9 @@ class TextDataModule(ShardDataModule):
 
     settings = TextData
 
+    def splits(self) -> tuple[str, ...]:
+        return ("iid", "era" if self.data.source == "sotu" else "group", "dirichlet")
+
     def reader(self) -> Callable[[Path], Sequence[Any]]:
         return partial(read_sequences, sequence_length=self.data.sequence_length)
 

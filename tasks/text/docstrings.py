@@ -17,6 +17,8 @@ from .corpus import Document
 PACKAGES = ("torch", "lightning")
 # The prose of torch is in these; all of torch takes five times as long for twice the text.
 TORCH_PARTS = ("nn", "optim", "distributed", "utils", "_torch_docs.py", "_tensor_docs.py")
+REFERENCE, STDLIB = "reference", "stdlib"
+GROUPS = (REFERENCE, STDLIB, *PACKAGES)
 SKIPPED = {"__pycache__", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
 MIN_CHARACTERS = 200  # shorter ones are mostly signatures
 
@@ -42,12 +44,12 @@ def docs_documents() -> Iterator[Document]:
     torch, lightning = (_package_folder(name) for name in PACKAGES)
     torch_files = [file for part in TORCH_PARTS for file in _python_files(torch / part)]
     turns = itertools.zip_longest(
-        ((stdlib, file) for file in _python_files(stdlib)),
-        ((torch.parent, file) for file in sorted(torch_files)),
-        ((lightning.parent, file) for file in _python_files(lightning)),
+        ((stdlib, file, STDLIB) for file in _python_files(stdlib)),
+        ((torch.parent, file, "torch") for file in sorted(torch_files)),
+        ((lightning.parent, file, "lightning") for file in _python_files(lightning)),
     )
-    for root, file in (entry for turn in turns for entry in turn if entry is not None):
-        yield from _docstrings(file, file.relative_to(root).as_posix())
+    for root, file, group in (entry for turn in turns for entry in turn if entry is not None):
+        yield from _docstrings(file, file.relative_to(root).as_posix(), group)
 
 
 def _package_folder(name: str) -> Path:
@@ -70,10 +72,10 @@ def _topics() -> Iterator[Document]:
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Dict):
             for key, value in sorted(ast.literal_eval(node).items()):
-                yield Document(f"pydoc/{key}", value.encode())
+                yield Document(f"pydoc/{key}", value.encode(), REFERENCE)
 
 
-def _docstrings(path: Path, name: str) -> Iterator[Document]:
+def _docstrings(path: Path, name: str, group: str) -> Iterator[Document]:
     """Docstrings of a module, its classes and functions; for torch also those passed to
     `add_docstr`, which documents what is written in C++."""
     for node in ast.walk(_parse(path)):
@@ -84,7 +86,7 @@ def _docstrings(path: Path, name: str) -> Iterator[Document]:
             literals = [a.value for a in node.args if isinstance(a, ast.Constant)]
             text = next((v for v in literals if isinstance(v, str)), None)
         if text is not None and len(text) >= MIN_CHARACTERS:
-            yield Document(f"{name}:{getattr(node, 'lineno', 0)}", text.encode())
+            yield Document(f"{name}:{getattr(node, 'lineno', 0)}", text.encode(), group)
 
 
 def _parse(path: Path) -> ast.Module:

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import torch.nn.functional as F
 from torch import Tensor
 
+from dd_lightning.tasks.group_losses import log_group_losses
 from dd_lightning.tasks.optimizer import OptimizerConfig, adamw, build_config
 
 from .gpt import GPT, GPTConfig
@@ -17,7 +18,8 @@ class GPTModule(pl.LightningModule):
     """Trains a GPT on batches `{"input_ids": [B, S], "labels": [B, S]}` of token ids.
 
     Logs `train_loss` per step; `val_loss` (nats, mean over all validation tokens) and
-    `val_bits_per_byte` (the same in bits: a token of the text task is one byte).
+    `val_bits_per_byte` (the same in bits: a token of the text task is one byte), and
+    `validation_loss_<group>` where the data tells its groups apart.
 
     Args:
         gpt: fields of `GPTConfig`.
@@ -66,7 +68,10 @@ class GPTModule(pl.LightningModule):
         return loss
 
     def validation_step(self, batch: Mapping[str, Tensor], batch_index: int) -> None:
-        loss = self.loss(batch)
+        logits_BSV = self.model(batch["input_ids"])
+        loss = F.cross_entropy(logits_BSV.flatten(0, 1), batch["labels"].flatten())
+        losses_BS = F.cross_entropy(logits_BSV.mT, batch["labels"], reduction="none")
+        log_group_losses(self, losses_BS.mean(-1), batch)
         # every sequence has the same length, so weights by sequences are weights by tokens
         self.log_dict(
             {"val_loss": loss, "val_bits_per_byte": loss / math.log(2)},

@@ -3,25 +3,15 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dd_lightning.tasks.data import (
-    Manifest,
-    Origin,
-    Shard,
-    build_once,
-    write_manifest,
-    write_shards,
-)
+from dd_lightning.tasks.data import Groups, Manifest, Origin, build_once, write_manifest
 
 from .corpus import (
-    SEPARATOR,
     SOURCES,
     Document,
     by_digest,
@@ -30,14 +20,15 @@ from .corpus import (
     is_validation,
     unique,
 )
-from .docstrings import docs_documents, docs_origin
-from .sotu import sotu_documents, sotu_origin
+from .docstrings import GROUPS, docs_documents, docs_origin
+from .sequences import Sequences
+from .sotu import ERAS, sotu_documents, sotu_origin
 
-FORMAT = 1  # raise when the same settings would give other shards
+FORMAT = 2  # raise when the same settings would give other shards
 VOCABULARY = 256
-VALIDATION_PERCENT = 5
+# Of 233 addresses 5% would leave an era with a single one.
+VALIDATION_PERCENT = {"docs": 5, "sotu": 10, "folder": 5}
 VALIDATION_SHARDS = 2
-SEQUENCES_PER_RECORD = 16  # a tar spends 1 kB on each record, whatever its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +82,14 @@ class TextData:
             found = docs_documents() if self.source == "docs" else sotu_documents()
         return unique(found, self.max_bytes)
 
+    def group_names(self, documents: Sequence[Document]) -> tuple[str, ...]:
+        """Groups in the order of their numbers, also those without a document among these; empty
+        where there is but one."""
+        if self.source == "folder":
+            found = sorted({document.group for document in documents})
+            return tuple(found) if len(found) > 1 else ()
+        return GROUPS if self.source == "docs" else tuple(ERAS.values())
+
     def folder(self) -> Path:
         """Where this data set is, or will be: the name holds a hash of all that determines it."""
         key = {"format": FORMAT, **asdict(self), "versions": self.origin().versions}
@@ -114,17 +113,21 @@ def prepare(data_config: Mapping[str, Any]) -> Path:
 
 def _build(data: TextData, folder: Path) -> None:
     documents = by_digest(data.documents())
-    held_out = [d for d in documents if is_validation(d, VALIDATION_PERCENT)]
-    train = [d for d in documents if not is_validation(d, VALIDATION_PERCENT)]
+    percent = VALIDATION_PERCENT[data.source]
+    held_out = [d for d in documents if is_validation(d, percent)]
+    train = [d for d in documents if not is_validation(d, percent)]
     if not held_out or not train:
         raise ValueError(
             f"{len(documents)} documents of source {data.source} are too few to hold out "
-            f"{VALIDATION_PERCENT}% of them for validation: add or split files, or raise max_bytes"
+            f"{percent}% of them for validation: add or split files, or raise max_bytes"
         )
-    shards = {
-        "train": _write(folder, "train", train, data, data.num_shards),
-        "validation": _write(folder, "validation", held_out, data, VALIDATION_SHARDS),
+    names = data.group_names(documents)
+    sequences = Sequences(data.sequence_length, names)
+    written = {
+        "train": sequences.write(folder, "train", train, data.num_shards),
+        "validation": sequences.write(folder, "validation", held_out, VALIDATION_SHARDS),
     }
+    groups = Groups(names, **{split: one.groups for split, one in written.items()})
     info = {
         "task": "text",
         **asdict(data.origin()),
@@ -132,34 +135,8 @@ def _build(data: TextData, folder: Path) -> None:
         "vocabulary": VOCABULARY,
         "max_bytes": data.max_bytes,
         "documents": {"train": len(train), "validation": len(held_out)},
+        "groups": list(names),
     }
-    write_manifest(folder, Manifest(**shards, info=info))
-
-
-def _write(
-    folder: Path, split: str, documents: list[Document], data: TextData, num_shards: int
-) -> tuple[Shard, ...]:
-    """Sequences in an order fixed by the text, so that every shard is an even mixture."""
-    sequences = list(cut(SEPARATOR.join(d.text for d in documents), data.sequence_length))
-    if len(sequences) < num_shards:
-        raise ValueError(
-            f"{split}: {len(sequences)} sequences of {data.sequence_length} bytes do not fill "
-            f"{num_shards} shards: lower task.data.num_shards or sequence_length, or add text"
-        )
-    order = np.random.default_rng(FORMAT).permutation(len(sequences))
-    size = min(SEQUENCES_PER_RECORD, len(sequences) // num_shards)
-    records = [
-        {"bin": b"".join(sequences[i] for i in order[start : start + size])}
-        for start in range(0, len(order), size)
-    ]
-    length = data.sequence_length + 1
-    return write_shards(
-        folder, split, records, num_shards, lambda record: len(record["bin"]) // length
-    )
-
-
-def cut(text: bytes, sequence_length: int) -> Iterator[bytes]:
-    """Windows of `sequence_length + 1` bytes, each starting on the last byte of the one before:
-    every byte but the first (and a remainder) is a target exactly once."""
-    for start in range(0, len(text) - sequence_length, sequence_length):
-        yield text[start : start + sequence_length + 1]
+    shards = {split: one.shards for split, one in written.items()}
+    files = groups.write(folder) if names else {}
+    write_manifest(folder, Manifest(**shards, info=info, files=files))

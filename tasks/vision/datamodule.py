@@ -1,6 +1,6 @@
 """Pictures for classification, from the shards of `VisionData`, by torchvision's transforms v2."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,25 @@ from .prepare import VisionData
 BLACK = -1.0  # a normalised pixel
 
 
-def read_pictures(path: Path) -> list[tuple[Tensor, int]]:
-    """The samples of one shard: `[3, S, S]` uint8 and the number of the class."""
-    samples = []
-    for record in read_shard(path):
+class Pictures(Sequence[tuple[Tensor, int]]):
+    """The samples of one shard, `[3, S, S]` uint8 and the number of the class; decoded when asked
+    for, since a non-IID data slot uses few of a shard."""
+
+    def __init__(self, records: Sequence[Mapping[str, bytes]]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: Any) -> Any:
+        record = self._records[index]
         pixels = torch.from_numpy(np.array(decode(record["png"])))
-        samples.append((pixels.permute(2, 0, 1).contiguous(), int(record["cls"])))
-    return samples
+        return pixels.permute(2, 0, 1).contiguous(), int(record["cls"])
+
+
+def read_pictures(path: Path) -> Pictures:
+    """The samples of one shard."""
+    return Pictures(read_shard(path))
 
 
 def to_batch(samples: Sequence[tuple[Tensor, int]]) -> dict[str, Tensor]:
@@ -69,6 +81,9 @@ class VisionDataModule(ShardDataModule):
             )
         self.crop_padding = crop_padding
         self.flip = flip
+
+    def splits(self) -> tuple[str, ...]:
+        return ("iid", "class", "dirichlet")
 
     def reader(self) -> Callable[[Path], Sequence[Any]]:
         return read_pictures

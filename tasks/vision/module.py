@@ -7,6 +7,7 @@ import lightning.pytorch as pl
 import torch.nn.functional as F
 from torch import Tensor
 
+from dd_lightning.tasks.group_losses import log_group_losses
 from dd_lightning.tasks.optimizer import OptimizerConfig, adamw, build_config
 
 from .extra import require
@@ -17,7 +18,8 @@ class VisionModule(pl.LightningModule):
     """Trains a classifier on batches `{"pixels": [B, 3, S, S], "labels": [B]}`.
 
     Logs `train_loss` per step; `val_loss` (nats) and `accuracy` (0..1), means over all validation
-    pictures. A token of the ledger is a picture.
+    pictures, and `validation_loss_class_<name>` with task.data.group_losses. A token of the ledger
+    is a picture.
 
     Args:
         architecture: "vit" or "resnet"; the settings of the other one are not used.
@@ -76,6 +78,8 @@ class VisionModule(pl.LightningModule):
 
     def validation_step(self, batch: Mapping[str, Tensor], batch_index: int) -> None:
         logits, labels = self.network(batch["pixels"]), batch["labels"]
+        losses_B = F.cross_entropy(logits, labels, reduction="none")
+        log_group_losses(self, losses_B, batch)
         accuracy = (logits.argmax(-1) == labels).float().mean()
         self.log_dict(
             {"val_loss": F.cross_entropy(logits, labels), "accuracy": accuracy},

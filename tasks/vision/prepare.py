@@ -8,7 +8,17 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dd_lightning.tasks.data import Manifest, Origin, build_once, write_manifest, write_shards
+import numpy as np
+
+from dd_lightning.tasks.data import (
+    Groups,
+    Manifest,
+    Origin,
+    build_once,
+    in_shard_order,
+    write_manifest,
+    write_shards,
+)
 
 from . import digits, openmoji
 from .extra import require
@@ -23,7 +33,7 @@ from .pictures import Picture, is_validation, unique
 
 SOURCES = ("digits", "openmoji", "folder", "webdataset")
 NEED_PATH = ("folder", "webdataset")
-FORMAT = 1  # raise when the same settings would give other shards
+FORMAT = 2  # raise when the same settings would give other shards
 VALIDATION_PERCENT = 15
 VALIDATION_SHARDS = 2
 
@@ -131,15 +141,25 @@ def _build(data: VisionData, folder: Path) -> None:
     }
     import PIL
 
+    groups = Groups(
+        names,
+        train=in_shard_order(_labels(train), 1, data.num_shards),
+        validation=in_shard_order(_labels(held_out), 1, VALIDATION_SHARDS),
+    )
     info = {
         "task": "vision",
         **asdict(data.origin()),
         "size": data.size,
         "classes": list(names),
+        "groups": list(names),
         "encoded_by": {"pillow": PIL.__version__},
         "pictures": {"train": len(train), "validation": len(held_out)},
     }
-    write_manifest(folder, Manifest(**shards, info=info))
+    write_manifest(folder, Manifest(**shards, info=info, files=groups.write(folder)))
+
+
+def _labels(pictures: list[Picture]) -> np.ndarray:
+    return np.array([one.label for one in pictures], dtype=np.int16)
 
 
 def _records(pictures: list[Picture]) -> list[dict[str, object]]:

@@ -42,3 +42,26 @@ def test_classifiers_learn_pictures(tmp_path, architecture):
     assert summary["task"] == "vision" and summary["learners"] == 4
     assert summary["loss"]["validation"] < 0.95 * summary["loss"]["initial"]
     assert summary["metrics"]["accuracy"] > 0.6  # one in four by chance
+
+
+def test_learners_with_a_library_each_and_their_losses_by_library(tmp_path):
+    """Non-IID: the groups' losses reach the summary; the split changes what is learned, and an
+    empty slot is refused before anything starts."""
+    common = ("learners=4", "trainer.max_steps=12", "task.data.group_losses=true",
+              "task.data.validation_samples=96", "task.data.max_bytes=1000000")  # fmt: skip
+    losses = []
+    for split in ("iid", "group"):
+        folder = tmp_path / split
+        simulate(tmp_path / "data", folder, *common, f"task.data.split={split}")
+        summary = summary_of(folder)
+        by_group = {k: v for k, v in summary["metrics"].items() if k.startswith("validation_loss_")}
+        names = {"reference", "stdlib", "torch", "lightning"}
+        assert set(by_group) == {f"validation_loss_group_{name}" for name in names}
+        assert min(by_group.values()) <= summary["loss"]["validation"] <= max(by_group.values())
+        losses.append(by_group)
+    assert losses[0] != losses[1]
+    with pytest.raises(ValueError, match=r"leaves data slot .* with 0 training samples"):
+        simulate(
+            tmp_path / "data", tmp_path / "refused", *common,
+            "task.data.split=dirichlet", "task.data.split_alpha=0.001",
+        )  # fmt: skip

@@ -74,7 +74,7 @@ def test_two_builds_are_byte_identical(data, tmp_path):
     second = data(cache_dir=str(tmp_path / "other")).prepare()
     assert first != second
     names = sorted(path.name for path in first.iterdir())
-    assert len(names) == 8 + 2 + 1
+    assert len(names) == 8 + 2 + 2 + 1  # shards, their groups, the manifest
     assert names == sorted(path.name for path in second.iterdir())
     for name in names:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
