@@ -135,7 +135,7 @@ def _group(
 ) -> Group:
     finished = tuple(run for run in alike if run.summary["status"] == "finished")
     measured = [
-        Measured(run.summary, run.facts, plan.target_loss, plan.target_tokens, equal)
+        Measured(run.summary, run.facts, plan.target_loss, plan.target_tokens, equal, run.folder)
         for run in finished
     ]
     names = dict.fromkeys((*plan.measures, *plan.drawn))

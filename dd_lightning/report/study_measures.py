@@ -6,9 +6,11 @@ import itertools
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dd_lightning.report.observer import Event, Observer, finite
+from dd_lightning.report.own_metrics import learners_mean
 from dd_lightning.report.series import Evaluated
 
 MIB = 2**20
@@ -24,6 +26,7 @@ class StudyFacts(Observer):
         self.evaluated: list[Evaluated] = []  # by time
         self.agreements: list[float] = []
         self.opened_s: list[float] = []  # of rounds
+        self.faults = 0
         self.sent: list[tuple[float, int]] = [(0.0, 0)]  # time, bytes up and down until then
         self._wire: dict[tuple[str, int, int], int] = {}  # by learner, epoch and generation
         self._epoch = 0
@@ -43,6 +46,9 @@ class StudyFacts(Observer):
 
     def on_round_open(self, event: Event) -> None:
         self.opened_s.append(event["t_s"])
+
+    def on_fault(self, event: Event) -> None:
+        self.faults += event["fired"] is not None
 
     def on_merge(self, event: Event) -> None:
         agreement = finite(event["agreement"])
@@ -69,6 +75,7 @@ class Measured:
     target_loss: float | None = None
     target_tokens: float | None = None
     equal_tokens: float | None = None  # merged by every run of the study
+    folder: Path | None = None  # of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,22 @@ def _summary(*path: str) -> Callable[[Measured], float | None]:
         return finite(value)
 
     return read
+
+
+def _metric(name: str) -> Callable[[Measured], float | None]:
+    """Of the last evaluation of Θ; None for a task that has no such metric."""
+    return lambda run: finite(run.summary["metrics"].get(name))
+
+
+def _own_accuracy(run: Measured) -> float | None:
+    """Of learners that validate their own weights (trainer.limit_val_batches above 0)."""
+    return None if run.folder is None else learners_mean(run.folder, "accuracy")
+
+
+def _accuracy_lost(run: Measured) -> float | None:
+    """How much worse Θ is than the learners are on average."""
+    own, merged = _own_accuracy(run), _metric("accuracy")(run)
+    return None if own is None or merged is None else own - merged
 
 
 def _over_learners(key: str) -> Callable[[Measured], float | None]:
@@ -160,6 +183,15 @@ def _agreement(run: Measured) -> float | None:
 
 MEASURES: dict[str, Measure] = {
     "validation_loss": Measure("validation loss of Θ", _summary("loss", "validation"), form=".4f"),
+    "initial_loss": Measure("at the start", _summary("loss", "initial"), form=".4f"),
+    "bits_per_byte": Measure("bits per byte", _metric("val_bits_per_byte"), form=".4f"),
+    "accuracy": Measure("accuracy (%)", _metric("accuracy"), 100.0, ".1f"),
+    "learner_accuracy": Measure("mean accuracy of learners (%)", _own_accuracy, 100.0, ".1f"),
+    "accuracy_lost": Measure("lost by merging (points)", _accuracy_lost, 100.0, ".2f"),
+    "recall_at_1": Measure("recall@1 (%)", _metric("recall_at_1"), 100.0, ".1f"),
+    "expert_share_min": Measure(
+        "tokens of the least used expert (%)", _metric("expert_share_min"), 100.0, ".1f"
+    ),
     "train_last": Measure("last training loss", _summary("loss", "train_last"), form=".4f"),
     "loss_at_equal_tokens": Measure(
         "validation loss at equal tokens",
@@ -185,6 +217,7 @@ MEASURES: dict[str, Measure] = {
     ),
     "tokens_lost": Measure("tokens lost (thousands)", _over_learners("tokens_lost"), 1e-3, ".0f"),
     "bytes_up": Measure("sent by learners (MiB)", _summary("bytes", "up"), 1 / MIB, ".1f"),
+    "faults": Measure("faults", lambda run: float(run.facts.faults), form=".1f"),
     "bytes_down": Measure("sent to learners (MiB)", _summary("bytes", "down"), 1 / MIB, ".1f"),
     "largest_fragment": Measure("largest fragment / mean", _largest_fragment, form=".2f"),
     "link_needed": Measure("link a learner needs (Mbit/s)", _link_needed, form=".2f"),

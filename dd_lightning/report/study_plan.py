@@ -25,6 +25,8 @@ class StudyPlan:
         draw: those of them that get a panel each, at most three; null: the first.
         target_loss: validation loss that `seconds_to_loss` waits for.
         target_tokens: merged tokens that `seconds_to_tokens` waits for.
+        baseline: a value of `x`; the table then says of every group how far its validation loss
+            fell, in nats and in spreads over the seeds, and how far it is behind this one's.
         timeline: draw who computes, waits and sends between these two moments of a run, s; needs
             launcher.step_log; null: not drawn.
         arm, arms: named settings that differ together; the experiment's own interpolations use
@@ -41,6 +43,7 @@ class StudyPlan:
     draw: tuple[str, ...] = ()
     target_loss: float | None = None
     target_tokens: float | None = None
+    baseline: str | None = None
     timeline: tuple[float, float] | None = None
     arm: str | None = None
     arms: Mapping[str, Any] = field(default_factory=dict)
@@ -67,6 +70,10 @@ class StudyPlan:
                     f"study.{target} is null, but study.measures has {measure}; give the value "
                     "whose time is asked for."
                 )
+        if self.baseline is not None and not isinstance(self.baseline, str):
+            raise ValueError(
+                f"study.baseline is {self.baseline!r}; allowed: null, or text: a value of study.x."
+            )
         if self.timeline is not None and not (
             len(self.timeline) == 2 and 0 <= self.timeline[0] < self.timeline[1]
         ):

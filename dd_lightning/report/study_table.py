@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dd_lightning.report.study import SEED, Group, Spread, Study, short
+from dd_lightning.report.study_compare import Compared, compare
 from dd_lightning.report.study_measures import MEASURES
 
 NOT_MEASURED = "–"
@@ -16,15 +17,24 @@ STATISTICS = ("mean", "std", "least", "most")
 
 def markdown(study: Study) -> str:
     """One row a group: mean ± sample standard deviation over its runs."""
-    names = study.plan.measures
+    names, compared = study.plan.measures, compare(study)
     unfinished = any(group.unfinished for group in study.groups)
     head = [*map(short, study.swept), "runs", *(MEASURES[name].label for name in names)]
+    if compared:
+        head += ["loss fell by", "in spreads", f"behind {study.plan.baseline}"]
     rows = [head + (["not finished"] if unfinished else []), ["---"] * (len(head) + unfinished)]
-    for group in study.groups:
+    for index, group in enumerate(study.groups):
         cells = [*(str(group.settings[name]) for name in study.swept), str(len(group.runs))]
         cells += [cell(name, group.measures[name], len(group.runs)) for name in names]
+        cells += _compared_cells(compared[index], len(group.runs)) if compared else []
         rows.append(cells + ([str(group.unfinished)] if unfinished else []))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _compared_cells(found: Compared, runs: int) -> list[str]:
+    many = NOT_MEASURED if found.fell_in_spreads is None else f"{found.fell_in_spreads:.0f}"
+    fell, behind = (cell("validation_loss", one, runs) for one in (found.fell, found.behind))
+    return [fell, many, behind]
 
 
 def cell(name: str, spread: Spread | None, runs: int) -> str:
@@ -45,14 +55,17 @@ def cell(name: str, spread: Spread | None, runs: int) -> str:
 
 def groups_csv(study: Study) -> str:
     """One row a group: settings, number of runs, four statistics of each measure, unscaled."""
-    names = study.plan.measures
+    names, compared = study.plan.measures, compare(study)
     head = [*study.swept, "runs", "not_finished"]
     head += [f"{name}_{which}" for name in names for which in STATISTICS]
+    if compared:
+        head += [f"{name}_{which}" for name in ("fell", "behind") for which in STATISTICS]
     rows = [head]
-    for group in study.groups:
+    for index, group in enumerate(study.groups):
         row = [*(group.settings[name] for name in study.swept), len(group.runs), group.unfinished]
-        for name in names:
-            spread = group.measures[name]
+        spreads = [group.measures[name] for name in names]
+        spreads += [compared[index].fell, compared[index].behind] if compared else []
+        for spread in spreads:
             row += [getattr(spread, which) if spread else None for which in STATISTICS]
         rows.append(row)
     return _csv(rows)
@@ -71,11 +84,17 @@ def runs_csv(study: Study) -> str:
 
 
 def as_json(study: Study) -> dict[str, Any]:
-    """`swept`, `measures` and `rows`: settings, runs, seeds and the spread of each measure."""
+    """`swept`, `measures` and `rows`: settings, runs, seeds and the spread of each measure.
+
+    With a baseline each row has `compared` too, as of `study_compare.Compared`.
+    """
+    rows = [_row(group, study.swept, study.plan.measures) for group in study.groups]
+    for row, compared in zip(rows, compare(study), strict=False):  # none without a baseline
+        row["compared"] = compared.as_json()
     return {
         "swept": list(study.swept),
         "measures": list(study.plan.measures),
-        "rows": [_row(group, study.swept, study.plan.measures) for group in study.groups],
+        "rows": rows,
     }
 
 

@@ -6,12 +6,13 @@ import itertools
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import dd_lightning.conf as conf
 from dd_lightning.cli import main
@@ -27,10 +28,9 @@ FILES = {
     for path in (Path(conf.__file__).parent / "experiment").glob("*.yaml")
 }
 STUDIES = sorted(name for name, values in FILES.items() if "study" in values)
+TASKS = {"compare_moe": "text_moe", "compare_vision": "vision", "batch_norm": "vision"}  # else text
+GPT = ["task.module.gpt.width=16", "task.module.gpt.heads=2", "task.data.max_bytes=400000"]
 TINY = [
-    "task.module.gpt.width=16",
-    "task.module.gpt.heads=2",
-    "task.data.max_bytes=400000",
     "task.data.validation_samples=16",
     "evaluate.every_s=1000",
     "checkpoint.every_s=1000",
@@ -39,10 +39,20 @@ TINY = [
 SECONDS = 110.0  # for four tiny jobs at once, on a busy machine
 
 
+def task_of(name: str) -> str:
+    return TASKS.get(name, "text")
+
+
+@cache
+def full(name: str) -> DictConfig:
+    """A study's whole configuration, with Hydra's own."""
+    with initialize_config_module("dd_lightning.conf", version_base="1.3"):
+        return compose("config", [f"experiment={name}"], return_hydra_config=True)
+
+
 def swept(name: str) -> dict[str, list[str]]:
     """Of a study: its swept settings and the values of each."""
-    params = FILES[name]["hydra"]["sweeper"]["params"]
-    return {key: str(values).split(",") for key, values in params.items()}
+    return {key: str(value).split(",") for key, value in full(name).hydra.sweeper.params.items()}
 
 
 def jobs(name: str) -> list[list[str]]:
@@ -66,7 +76,8 @@ def play(tmp_path, tmp_path_factory):
     data = tmp_path_factory.getbasetemp() / "studies-data"
 
     def run(name: str, *overrides: str) -> dict:
-        settings = settings_of(name, *TINY, f"task.data.cache_dir={data}", *overrides)
+        gpt = GPT if task_of(name).startswith("text") else []
+        settings = settings_of(name, *gpt, *TINY, f"task.data.cache_dir={data}", *overrides)
         module = check_task(settings.values, settings.syncer.num_data_slots)
         outcome = SimulatedRun(settings, tmp_path, module, Silent(), draw=False).execute()
         assert outcome.status == "finished", outcome.problems
@@ -77,7 +88,8 @@ def play(tmp_path, tmp_path_factory):
 
 def test_the_studies_are_those_promised():
     first = {"timelines", "heterogeneous", "merge_rule", "learners"}
-    assert set(STUDIES) == first | {"fragments", "scavenging", "failures", "apply"}
+    first |= {"fragments", "scavenging", "failures", "apply"}
+    assert set(STUDIES) == first | {"compare_text", *TASKS}
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -85,10 +97,8 @@ def test_a_study_is_one_command_of_three_seeds_in_virtual_time(name):
     assert len(set(swept(name)["seed"])) >= 3
     for overrides in jobs(name):
         values = settings_of(name, *overrides).values
-        assert values["mode"] == "simulate" and values["task"]["name"] == "text"
-    with initialize_config_module("dd_lightning.conf", version_base="1.3"):
-        full = compose("config", [f"experiment={name}"], return_hydra_config=True)
-    assert full.hydra.mode.name == "MULTIRUN"
+        assert values["mode"] == "simulate" and values["task"]["name"] == task_of(name)
+    assert full(name).hydra.mode.name == "MULTIRUN"
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -110,7 +120,8 @@ def test_goodput_of_heterogeneous_learners_is_the_paper_s(arm, least, most, play
 
 def test_two_jobs_at_once_then_the_table_and_a_wrong_job_in_the_exit_code(tmp_path, capsys):
     sweep = tmp_path / "sweep"
-    command = [sys.executable, "-m", "dd_lightning.cli", "launch", "experiment=merge_rule", *TINY]
+    command = [sys.executable, "-m", "dd_lightning.cli", "launch", "experiment=merge_rule"]
+    command += [*GPT, *TINY]
     command += [f"task.data.cache_dir={tmp_path / 'data'}", f"hydra.sweep.dir={sweep}"]
     command += ["trainer.max_steps=4", "learners=2", "seed=1", "algorithm.outer.lr=0.7,-1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

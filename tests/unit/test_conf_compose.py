@@ -32,7 +32,7 @@ def choices(group):
 
 def test_the_groups_are_those_promised():
     promised = {"task", "algorithm", "network", "chaos", "launcher", "logger", "learner"}
-    assert promised | {"experiment"} <= set(GROUPS)
+    assert promised | {"experiment", "arm"} <= set(GROUPS)
 
 
 @pytest.mark.parametrize("choice", [f"{g}={c}" for g in GROUPS for c in choices(g)])

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from dd_lightning.cli import main
+from dd_lightning.report.own_metrics import learners_mean
 from dd_lightning.report.study import Spread, read_study
+from dd_lightning.report.study_compare import compare
 from dd_lightning.report.study_measures import Measured, StudyFacts, loss_at, seconds_to_loss
 from dd_lightning.report.study_plan import StudyPlan
 from dd_lightning.report.study_table import cell
@@ -181,6 +183,62 @@ def test_equal_tokens_are_those_that_every_run_has_merged(multirun):
     assert many["largest_fragment"].mean == pytest.approx(30 / 20)
 
 
+@pytest.fixture
+def beside_average(multirun):
+    """The study of the multirun, whose baseline is the rule `average`."""
+
+    def read(baseline: str = "average"):
+        for folder in multirun.glob("[0-9]*"):
+            config = yaml.safe_load((folder / "config.yaml").read_text())
+            config["study"] = {"x": "algorithm.merge", "baseline": baseline}
+            (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        return read_study([multirun / str(number) for number in range(12)])
+
+    return read
+
+
+def test_each_group_is_compared_with_the_baseline_seed_by_seed(multirun, beside_average, capsys):
+    found = compare(beside_average())
+    assert [one.behind is None for one in found] == [True, False, True, False]
+    for one in (found[1], found[3]):
+        # rda is 0.1 worse at every seed: no spread of the difference, though losses have one
+        assert one.behind.mean == pytest.approx(0.1)
+        assert one.behind.std == pytest.approx(0.0, abs=1e-12)
+    fell = [5.0 - losses("average", 10, seed) for seed in SEEDS]
+    assert found[0].fell.mean == pytest.approx(sum(fell) / 3)
+    square = sum((value - sum(fell) / 3) ** 2 for value in fell)
+    assert found[0].fell_in_spreads == pytest.approx(sum(fell) / 3 / math.sqrt(square / 2))
+    assert main(["report", str(multirun), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["study"]["rows"]
+    assert rows[1]["compared"]["behind"]["mean"] == pytest.approx(0.1)
+    table = (multirun / "study.md").read_text().splitlines()
+    assert table[0].endswith("| loss fell by | in spreads | behind average |")
+    assert table[2].endswith(" | – |") and table[3].endswith(" | 0.1000 ± 0.0000 |")
+    with open(multirun / "study.csv") as file:
+        assert float(list(csv.DictReader(file))[3]["behind_mean"]) == pytest.approx(0.1)
+
+
+def test_a_baseline_that_no_run_has_is_warned_of(beside_average):
+    study = beside_average("averag")
+    with pytest.warns(UserWarning, match="study.baseline is 'averag', but algorithm.merge is"):
+        assert all(one.behind is None for one in compare(study))
+
+
+def test_what_learners_say_of_their_own_weights(tmp_path):
+    def life(learner: int, number: int, *rows: str) -> None:
+        folder = tmp_path / "learners" / str(learner) / "csv" / f"version_{number}"
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text("\n".join(("accuracy,step,train_loss", *rows)))
+
+    life(0, 9, "0.5,1,", "0.6,2,")
+    life(0, 10, ",3,1.5", "0.8,4,", ",5,1.4")
+    life(1, 0, "0.4,4,", "nan,5,")
+    assert learners_mean(tmp_path, "accuracy") == pytest.approx(0.6)
+    life(2, 0, ",4,1.0")
+    assert learners_mean(tmp_path, "accuracy") is None  # one of three did not say
+    assert learners_mean(tmp_path / "elsewhere", "accuracy") is None
+
+
 def test_one_run_has_no_spread():
     assert cell("validation_loss", None, 3) == "–"
     assert cell("validation_loss", Spread.of([1.25]), 1) == "1.2500"
@@ -206,6 +264,7 @@ def test_what_is_drawn_by_default():
         ({"arm": "x", "arms": {"y": {}}}, "study.arm is 'x'; allowed: y"),
         ({"draw": ["goodput"] * 4}, "at most 3"),
         ({"timeline": [3, 1]}, "study.timeline is"),
+        ({"baseline": 3}, "study.baseline is 3"),
     ],
 )
 def test_a_wrong_study_is_refused_by_name(values, said):
