@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dd_lightning.commands.parsing import OneLineParser
 from dd_lightning.report.read import PAGE, SUMMARY, TAPE, report_run, runs_in
-from dd_lightning.report.study import OVERRIDES
+from dd_lightning.report.study import OVERRIDES, recorded_overrides
 from dd_lightning.report.study_report import StudyReport, report_study
 
 
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
             loss = summary["loss"]["validation"]
             measured = "not measured" if loss is None else f"{loss:.4f}"
             print(f"{page}: {summary['status']}, validation loss {measured}")
-    recorded = all((run / OVERRIDES).is_file() for run in runs)
+    recorded = all(recorded_overrides(run) is not None for run in runs)
     if len(runs) > 1 and not recorded:
         print(f"no study: not every run has {OVERRIDES}, by which to group them", file=sys.stderr)
     swept = len(runs) > 1 and recorded

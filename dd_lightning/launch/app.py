@@ -1,8 +1,9 @@
 """The Hydra job behind `dd-lightning launch` and `scripts/launch.py`.
 
-A job checks its settings, runs one experiment in Hydra's job folder and returns the validation
-loss, so `-m` and every sweeper work. Exit codes: 0, 1 where the run failed, 2 for a wrong setting
-(one line, no traceback unless HYDRA_FULL_ERROR=1), 130 where it was interrupted.
+A job checks its settings, runs one experiment in Hydra's job folder and returns its objective, so
+`-m` and every sweeper work (`sweep`: jobs that have finished are skipped). Exit codes: 0, 1 where
+the run failed, 2 for a wrong setting (one line, no traceback unless HYDRA_FULL_ERROR=1), 130 where
+it was interrupted.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dd_lightning.launch import data_parallel
+from dd_lightning.launch import data_parallel, sweep
 from dd_lightning.launch.refusals import one_line
 from dd_lightning.launch.resume import read_run, without_effect
 from dd_lightning.launch.run import LocalRun
 from dd_lightning.launch.settings import Settings, check
 from dd_lightning.launch.task import check_task
 from dd_lightning.launch.view import open_view
+from dd_lightning.report.objective import objective_of
 
 CONFIG_PATH = "pkg://dd_lightning.conf"
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -41,16 +43,45 @@ class RunFailed(RuntimeError):
 TOLD = (RunFailed, ValueError, HydraException, OmegaConfBaseException)  # without a traceback
 
 
-def run_experiment(config: DictConfig) -> float | None:
-    """Check the settings, run, and return the validation loss of the final Θ.
+def run_experiment(config: DictConfig) -> Any:
+    """Check the settings, run, and return the objective (default: validation loss of the final Θ).
+
+    A job of a sweep that has finished already is not run again: its objective is returned.
 
     Raises:
         ValueError: a wrong setting; nothing was started.
         RunFailed: a process of the run failed.
         KeyboardInterrupt: the run was interrupted, and has ended in order.
     """
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    if hydra_config.mode != RunMode.MULTIRUN:
+        return _play(folder, values)
+    if hydra_config.runtime.choices.get("hydra/launcher") == "joblib":
+        sweep.end_with_parent()
+    with sweep.open_job(folder, values, hydra_config.overrides.task) as job:
+        return _play_job(job, values)
+
+
+def _play_job(job: sweep.SweepJob, values: dict[str, Any]) -> Any:
+    if job.finished:
+        found = objective_of(job.folder, values)
+        print(f"skipped: {job.folder} has finished; objective {found}", flush=True)
+        return found
+    resume = values["launcher"].get("resume")
+    if resume is None or not job.can_go_on():
+        if job.begun:
+            said = f"earlier start {job.status or 'cut short'}: anew in {job.folder}, emptied"
+            print(said, flush=True)
+        own = HydraConfig.get()
+        job.empty(keep=(str(own.output_subdir), f"{own.job.name}.log"))
+        values = values | {"launcher": values["launcher"] | {"resume": None}}
+    return _play(job.folder, values)
+
+
+def _play(folder: Path, values: dict[str, Any]) -> Any:
+    """One run in `folder`; its objective."""
     if (resume := values["launcher"].get("resume")) is not None:
         values = read_run(folder, resume)
         for sentence in without_effect(HydraConfig.get().overrides.task):
@@ -69,7 +100,7 @@ def run_experiment(config: DictConfig) -> float | None:
     if outcome.status == "failed" or outcome.problems:
         reason = outcome.problems[0].partition("; end of ")[0]
         raise RunFailed(f"the run in {folder} failed: {reason}")
-    return outcome.validation_loss
+    return objective_of(folder, settings.values)
 
 
 def _runner(settings: Settings) -> type:
@@ -102,7 +133,7 @@ class _PastHydra(BaseException):
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG_PATH, config_name="config")
-def _job(config: DictConfig) -> float | None:
+def _job(config: DictConfig) -> Any:
     try:
         return run_experiment(config)
     except (ValueError, RunFailed) as error:

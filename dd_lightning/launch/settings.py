@@ -23,6 +23,7 @@ from dd_lightning.launch.learner_kind import OVERRIDABLE, check_learner
 from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
 from dd_lightning.protocol.config import SyncerConfig, Timeouts
+from dd_lightning.report.objective import DEFAULT, check_objective
 from dd_lightning.report.study_plan import StudyPlan
 from dd_lightning.simulate.presence import Presence
 from dd_lightning.simulate.step_time import StepTimes
@@ -45,6 +46,7 @@ TOP_KEYS = (
     "checkpoint",
     "simulate",
     "study",
+    "objective",
 )
 LAUNCHER_KEYS = (
     "name",
@@ -136,7 +138,7 @@ def check(values: Mapping[str, Any]) -> Settings:
     _check_loggers(values)
     _check_algorithm(data_parallel.protocol_settings(values))
     simulated.check(values)
-    StudyPlan.load(values.get("study"))
+    check_objective(values.get("objective", DEFAULT), StudyPlan.load(values.get("study")))
     network = WanProfile.from_config(values["network"])
     faults = FaultPlan.load(checks.get(values, "chaos"), run_shape(values))
     if data_parallel.is_chosen(values):

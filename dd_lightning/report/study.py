@@ -17,6 +17,7 @@ from dd_lightning.report.study_plan import StudyPlan
 
 CONFIG = "config.yaml"
 OVERRIDES = Path(".hydra") / "overrides.yaml"
+JOB = "job.json"  # what `launch.sweep` records of a job
 SEED = "seed"
 UNSET = "default"
 
@@ -159,16 +160,26 @@ def _equal_tokens(runs: Sequence[StudyRun]) -> float | None:
     return min(lasts, default=None)
 
 
+def recorded_overrides(folder: Path) -> list[str] | None:
+    """What was set for this job: as the sweep recorded it, else as Hydra did at the last start of a
+    run in this folder, which may have been one that only went on with it. None: nobody did."""
+    if (folder / JOB).is_file():
+        return [str(line) for line in json.loads((folder / JOB).read_text())["overrides"]]
+    if (folder / OVERRIDES).is_file():
+        return [str(line) for line in yaml.safe_load((folder / OVERRIDES).read_text()) or []]
+    return None
+
+
 def _read_run(folder: Path) -> StudyRun:
-    overrides = folder / OVERRIDES
-    if not overrides.is_file():
+    lines = recorded_overrides(folder)
+    if lines is None:
         raise ValueError(
             f"{folder} holds no {OVERRIDES}: what was swept is not known. Give the folder of a "
             "multirun of `dd-lightning launch`."
         )
     given = {}
-    for line in yaml.safe_load(overrides.read_text()) or []:
-        name, _, value = str(line).lstrip("+~").partition("=")
+    for line in lines:
+        name, _, value = line.lstrip("+~").partition("=")
         given[name] = yaml.safe_load(value) if value else value
     facts = StudyFacts()
     for event in read_events(folder):

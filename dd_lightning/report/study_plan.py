@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,6 +11,7 @@ from dd_lightning.report.study_measures import MEASURES
 
 DEFAULT_MEASURES = ("validation_loss", "goodput", "contributors", "seconds", "bytes_up")
 MOST_DRAWN = 3
+TARGETS = {"seconds_to_loss": "target_loss", "seconds_to_tokens": "target_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +55,13 @@ class StudyPlan:
                 if name not in MEASURES:
                     raise ValueError(
                         f"study.{setting} has {name!r}; allowed: {', '.join(MEASURES)}."
-                        + _hint(name, MEASURES)
+                        + hint(name, MEASURES)
                     )
         if not self.measures:
             raise ValueError("study.measures is empty; allowed: at least one of the measures.")
         if len(self.draw) > MOST_DRAWN:
             raise ValueError(f"study.draw is {list(self.draw)}; allowed: at most {MOST_DRAWN}.")
-        for measure, target in (
-            ("seconds_to_loss", "target_loss"),
-            ("seconds_to_tokens", "target_tokens"),
-        ):
+        for measure, target in TARGETS.items():
             asked = measure in (*self.measures, *self.draw)
             if asked and getattr(self, target) is None:
                 raise ValueError(
@@ -91,8 +89,7 @@ class StudyPlan:
         for key in values:
             if key not in known:
                 raise ValueError(
-                    f"study.{key} is not a setting; allowed: {', '.join(known)}."
-                    + _hint(key, known)
+                    f"study.{key} is not a setting; allowed: {', '.join(known)}." + hint(key, known)
                 )
         for name in ("measures", "draw", "timeline"):
             if values.get(name) is not None:
@@ -108,6 +105,7 @@ class StudyPlan:
         return self.draw or self.measures[:1]
 
 
-def _hint(name: str, allowed: Any) -> str:
+def hint(name: str, allowed: Iterable[str]) -> str:
+    """A sentence that names the nearest of them, if one is near."""
     near = difflib.get_close_matches(name, list(allowed), n=1)
     return f" Did you mean {near[0]}?" if near else ""
