@@ -30,7 +30,7 @@ def average_rule_names(
 ) -> set[str]:
     """Return the canonical names of parameters that are averaged whatever the merge rule is.
 
-    Call it before parameters are sharded or flattened. Tied tensors are listed under each name.
+    Tied tensors are listed under each name.
 
     Args:
         module: the learner's model.
@@ -45,7 +45,7 @@ def average_rule_names(
         for name, parameter in module.named_parameters(remove_duplicate=False)
     ]
     embeddings = [
-        _extent(child.weight)
+        child.weight
         for child in module.modules()
         if isinstance(child, _EMBEDDINGS) and isinstance(child.weight, nn.Parameter)
     ]
@@ -59,7 +59,8 @@ def average_rule_names(
     shared = {
         name
         for name, parameter in named
-        if any(_overlap(_extent(parameter), extent) for extent in embeddings)
+        # a shard may have no elements, and so overlap nothing
+        if any(parameter is one or _overlap(_extent(parameter), _extent(one)) for one in embeddings)
     }
     return matched | shared
 

@@ -51,7 +51,7 @@ def open_session(
     module = strategy.lightning_module
     assert module is not None  # connected before any hook
     group, identity = strategy.group, strategy.identity
-    values = ModelValues(module) if group is None else GroupValues(module, group)
+    values = ModelValues(module) if group is None else GroupValues(module, group, strategy.model)
     around = strategy.surroundings or Sockets(partial(dialer, identity.syncer, key=identity.key))
     session: LearnerSession | FollowingSession
     if group is None or group.leads:

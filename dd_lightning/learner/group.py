@@ -7,7 +7,7 @@ every rank alike. All collectives are issued by the training thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -96,6 +96,13 @@ class Group:
         if stops:
             self.stop.obey()
         return Agreement(total, busy > 0)
+
+    def all_gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every rank's integers, the ranks in order; all have as many."""
+        own = torch.tensor(numbers, dtype=torch.int64)
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(rows, own, group=self._control)
+        return [row.tolist() for row in rows]
 
     # ------------------------------------------------------------------ rank 0
 

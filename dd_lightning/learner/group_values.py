@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from dd_lightning.learner import flat_shards
 from dd_lightning.learner.group import Group, Op, Order
 from dd_lightning.learner.sharded import gather, is_sharded, reshard, scatter
 from dd_lightning.learner.snapshots import ModelValues
@@ -17,10 +18,18 @@ class GroupValues(ModelValues):
 
     After a write all ranks hold the same bits: what rank 0 holds is sent tensor by tensor. A read
     needs the others only for tensors in shards. Buffers are rank 0's.
+
+    Args:
+        root: what the strategy has made of the module, which may be wrapped in it.
+
+    Raises:
+        ValueError: parameters in shards of a kind that cannot be read.
     """
 
-    def __init__(self, module: nn.Module, group: Group) -> None:
+    def __init__(self, module: nn.Module, group: Group, root: nn.Module | None = None) -> None:
         self._group = group
+        self._root = module if root is None else root
+        flat_shards.mark(self._root, group)
         super().__init__(module)
 
     def read(self, fragment: int) -> dict[str, Tensor]:
@@ -34,6 +43,7 @@ class GroupValues(ModelValues):
     def _read(self, fragment: int, names: list[str]) -> dict[str, Tensor]:
         if any(is_sharded(self._tensor(name)) for name in names):
             self._order(Op.READ, fragment, names)
+            flat_shards.give_up_whole(self._root)
         return {name: self._copy(name) for name in names}
 
     @torch.no_grad()
@@ -41,7 +51,7 @@ class GroupValues(ModelValues):
         """On rank 0, in a section."""
         names = [name for name in self._fragments[fragment] if name in tensors]
         self._order(Op.WRITE, fragment, names)
-        reshard(self._module)
+        reshard(self._root)
         for name in names:
             self._put(name, tensors[name])
 
@@ -56,8 +66,7 @@ class GroupValues(ModelValues):
         fragment = self._fragments[order.numbers[0]]
         mask = self._group.receive_bytes(len(fragment))
         names = [name for name, chosen in zip(fragment, mask, strict=True) if chosen]
-        if order.op == Op.WRITE:
-            reshard(self._module)
+        (reshard if order.op == Op.WRITE else flat_shards.give_up_whole)(self._root)
         for name in names:
             if order.op == Op.WRITE:
                 self._put(name, None)

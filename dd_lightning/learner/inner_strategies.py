@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import types
 import warnings
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import (
     DDPStrategy,
+    FSDPStrategy,
     ModelParallelStrategy,
+    ParallelStrategy,
     SingleDeviceStrategy,
     Strategy,
 )
 
-from dd_lightning.learner.inner import ALL_DATA_PARALLEL
-from dd_lightning.learner.sampler import sampler_kwargs
+from dd_lightning.learner.divides_data import DividesData
+from dd_lightning.learner.inner import ALL_DATA_PARALLEL, known_class
+from dd_lightning.learner.inner_fsdp import FSDPLearner
+from dd_lightning.learner.inner_unknown import UnknownLearner, UnknownParallelLearner
 from dd_lightning.learner.strategy import DecoupledDiLoCoStrategy
 
 
-class _DividesData(DecoupledDiLoCoStrategy):
-    """Of the strategies whose sampler Lightning replaces by its `DistributedSampler`."""
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        inner = super().distributed_sampler_kwargs  # type: ignore[misc] (Lightning's own class)
-        session = self._session
-        welcome = None if session is None else session.welcome
-        if session is None or welcome is None or session.is_alone:
-            return inner
-        return sampler_kwargs(
-            inner,
-            self.data,
-            training=self._trainer.training,
-            slot=welcome.data_slot,
-            slots=welcome.num_data_slots,
-            seed=session.config.seed,
-        )
-
-
-class DDPLearner(_DividesData, DDPStrategy):
+class DDPLearner(DividesData, DDPStrategy):
     """`inner="auto"` or "ddp". One process has neither a process group nor a wrapped module, and
-    is what it would be on a single device."""
+    is what it would be on a single device. A user's own class always has them: what it overrides
+    is to run."""
+
+    _always_group = False
 
     @property
     def inner_name(self) -> str:
@@ -48,7 +37,7 @@ class DDPLearner(_DividesData, DDPStrategy):
 
     @property
     def _is_group(self) -> bool:
-        return self.num_nodes * self.num_processes > 1
+        return self._always_group or self.num_nodes * self.num_processes > 1
 
     def _configure_launcher(self) -> None:
         if self._is_group:
@@ -76,7 +65,7 @@ class DDPLearner(_DividesData, DDPStrategy):
             trainer._accelerator_connector.use_distributed_sampler = False
 
 
-class ModelParallelLearner(_DividesData, ModelParallelStrategy):
+class ModelParallelLearner(DividesData, ModelParallelStrategy):
     """FSDP2 and tensor parallelism, as the module's `configure_model` applies them.
 
     `inner="fsdp2"`: all ranks are one data-parallel dimension.
@@ -112,11 +101,49 @@ class OneDeviceStrategy(DecoupledDiLoCoStrategy, SingleDeviceStrategy):
 
 _CLASSES: dict[type[Strategy], type[DecoupledDiLoCoStrategy]] = {
     DDPStrategy: DDPLearner,
+    FSDPStrategy: FSDPLearner,
     ModelParallelStrategy: ModelParallelLearner,
     SingleDeviceStrategy: OneDeviceStrategy,
 }
 
 
+@functools.cache
 def class_over(inner: type[Strategy]) -> type[DecoupledDiLoCoStrategy]:
-    """Our class over one of Lightning's."""
-    return _CLASSES[inner]
+    """Our class over one of Lightning's or of a user's, whose overrides run beneath ours.
+
+    Raises:
+        ValueError: it is ours already.
+    """
+    if inner in _CLASSES:
+        return _CLASSES[inner]
+    if issubclass(inner, DecoupledDiLoCoStrategy):
+        raise ValueError(
+            "inner is a DecoupledDiLoCoStrategy itself; allowed: the strategy that trains inside "
+            "it, as DDPStrategy(...)."
+        )
+    known = known_class(inner)
+    if known is not None:
+        base = _CLASSES[known]
+    else:
+        base = UnknownParallelLearner if issubclass(inner, ParallelStrategy) else UnknownLearner
+    own = {"_inner": inner, "__module__": __name__}
+    bases = (_UsersOwn, base, inner)
+    return types.new_class(f"{inner.__name__}Learner", bases, exec_body=lambda ns: ns.update(own))
+
+
+class _UsersOwn(DecoupledDiLoCoStrategy):
+    """Of a class made here, which pickle finds by the class it is made over."""
+
+    _inner: type[Strategy]
+    _always_group = True
+
+    @property
+    def inner_name(self) -> str:
+        return self._inner.__name__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_over, (self._inner,), self.__getstate__()
+
+
+def _made_over(inner: type[Strategy]) -> DecoupledDiLoCoStrategy:
+    return object.__new__(class_over(inner))

@@ -10,25 +10,39 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from dd_lightning.learner import flat_shards
+from dd_lightning.learner.flat_shards import flat_shard
+
 if TYPE_CHECKING:
     from dd_lightning.learner.group import Group
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor. Without importing them, which takes its time."""
-    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+    """Whether it is a DTensor or FSDP1's. Without importing them, which takes its time."""
+    is_dtensor = hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+    return is_dtensor or flat_shard(tensor) is not None
+
+
+def full_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Of the whole tensor."""
+    flat = flat_shard(tensor)
+    return tuple(tensor.shape) if flat is None else flat.shape
 
 
 def reshard(module: nn.Module) -> None:
-    """Give up whole parameters that FSDP2 keeps after a forward pass: they are to be made anew
+    """Give up whole parameters that FSDP keeps after a forward pass: they are to be made anew
     from the shards, which are about to change."""
     for child in module.modules():
         if hasattr(child, "reshard") and hasattr(child, "unshard"):
             child.reshard()
+    flat_shards.give_up_whole(module)
 
 
 def gather(tensor: Any, group: Group) -> Tensor | None:
-    """The whole of a DTensor in host memory, on rank 0; None on the others."""
+    """The whole of a sharded parameter in host memory, on rank 0; None on the others."""
+    flat = flat_shard(tensor)
+    if flat is not None:
+        return flat_shards.gather(tensor.detach(), flat, group)
     local = tensor.detach().to_local()
     if not _in_rows(tensor, group):
         whole = tensor.detach().full_tensor()
@@ -53,7 +67,11 @@ def gather(tensor: Any, group: Group) -> Tensor | None:
 
 
 def scatter(tensor: Any, whole: Tensor | None, group: Group) -> None:
-    """Into a DTensor from rank 0, which has it whole (None on the others)."""
+    """Into a sharded parameter from rank 0, which has it whole (None on the others)."""
+    flat = flat_shard(tensor)
+    if flat is not None:
+        flat_shards.scatter(tensor.detach(), flat, whole, group)
+        return
     local = tensor.detach().to_local()
     if not _in_rows(tensor, group):
         _scatter_any(tensor, whole, group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dd_lightning.algorithm import average_rule_names, canonical_name, dtype_name
-from dd_lightning.learner.sharded import is_sharded
+from dd_lightning.learner.sharded import full_shape, is_sharded
 from dd_lightning.protocol.messages import TensorInfo
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -51,7 +52,7 @@ class ModelValues:
             seen.add(place)
             self._tensors[name] = parameter
             kind = "embedding" if name in embeddings else "parameter"
-            infos.append(TensorInfo(name, tuple(parameter.shape), kind))
+            infos.append(TensorInfo(name, full_shape(parameter), kind))
         if not infos:
             raise ValueError(
                 "the module has no trainable parameter; unfreeze what is to be trained."
@@ -85,7 +86,7 @@ class ModelValues:
         """Dtype of most parameters' elements, as a join states it."""
         counts: dict[torch.dtype, int] = {}
         for tensor in self._tensors.values():
-            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + math.prod(full_shape(tensor))
         return dtype_name(max(counts, key=lambda dtype: counts[dtype]))
 
     def place(self, fragments: Sequence[Sequence[str]]) -> None:

@@ -43,8 +43,8 @@ class DecoupledDiLoCoStrategy(Strategy):
     Args:
         syncer: address, "tcp://HOST:PORT"; default: DD_SYNCER.
         learner: id in the run, the same after a restart; default: DD_LEARNER, else the host name.
-        inner: "auto", "ddp", "ddp_spawn", "fsdp2", "single_device", or a strategy object (DDP,
-            ModelParallel, SingleDevice) whose options are kept. "auto" is DDP over the Trainer's
+        inner: "auto", "ddp", "ddp_spawn", "fsdp", "fsdp2", "single_device", or a strategy object
+            whose options are kept; `inner.py` says what of other classes. "auto" is DDP over the
             devices, and without a process group where that is one. Rank 0 alone talks to the
             syncer; a rank that is lost ends this learner, never another.
         key: path of this learner's key file (`dd-lightning keys new`); default: DD_KEY. With it the

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 JOB_S = 240.0  # on a process's whole life: loose, a tenth of it on two quiet cores
 JOB = {"inner": "ddp", "devices": 2, "steps": 12, "accumulate": 1, "seed": 3, "width": 5}
 JOB |= {"lr": 0.05, "measured": False, "die_at": 0, "resume": False, "next_life": None}
+JOB |= {"options": {}}  # of the strategy inside
 # instead of `steps`, of the run: until another learner has left this file; so many of its own
 JOB |= {"until": "", "own_steps": 0, "connect_s": 60.0}
 SYNCHRONOUS = {"preset": "diloco", "fragments": 2, "sync_every": 4, "overlap": 1}

@@ -3,6 +3,7 @@ and one JSON object. Every rank leaves `FOLDER/ID-RANK.json`: digests of its par
 its boundaries' memory.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.utils.data import DataLoader, TensorDataset
 
 from dd_lightning import DecoupledDiLoCoStrategy
+from dd_lightning.algorithm import canonical_name
 from tests.conformance.live_bytes import LiveBytes
 from tests.trainers import QUIET, Regression
 
@@ -58,17 +62,29 @@ class MicroBatches(pl.LightningDataModule):
 
 
 def whole(tensor):
-    """Of a sharded tensor too."""
+    """Of a DTensor too."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def digest(module):
+def digest(trainer):
     """Of all parameters' bits."""
-    found = hashlib.sha256()
-    for _, parameter in sorted(module.named_parameters()):
-        found.update(whole(parameter).contiguous().numpy().tobytes())
+    found, module = hashlib.sha256(), trainer.lightning_module
+    flat = isinstance(trainer.strategy, FSDPStrategy)
+    with FSDP.summon_full_params(trainer.model) if flat else contextlib.nullcontext():
+        named = {canonical_name(name): one for name, one in module.named_parameters()}
+        for _, parameter in sorted(named.items()):
+            found.update(whole(parameter).clone().numpy().tobytes())  # NumPy pins what it sees
     return found.hexdigest()
+
+
+def inner_of(job):
+    """The strategy inside, with options that are to survive."""
+    if job["inner"] == "ddp":
+        return DDPStrategy(timeout=WAIT)
+    if job["inner"] == "fsdp":
+        return FSDPStrategy(timeout=WAIT, auto_wrap_policy={nn.Linear}, **job["options"])
+    return job["inner"]
 
 
 class StartTogether(pl.Callback):
@@ -117,13 +133,13 @@ class Watch(pl.Callback):
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if not self.digests:
-            self.digests.append(digest(module))
+            self.digests.append(digest(trainer))
             self.steps = trainer.global_step
 
     def on_train_batch_end(self, trainer, module, *_):
         if trainer.global_step > self.steps:
             self.steps = trainer.global_step
-            self.digests.append(digest(module))
+            self.digests.append(digest(trainer))
             self.boundaries.append(trainer.strategy.boundary_s)
             trainer.should_stop |= len(self.boundaries) == self.job["own_steps"]
 
@@ -153,7 +169,7 @@ def main(job):
     strategy = DecoupledDiLoCoStrategy(
         job["address"],
         learner=job["learner"],
-        inner=DDPStrategy(timeout=WAIT) if job["inner"] == "ddp" else job["inner"],
+        inner=inner_of(job),
         data="none",
         connect_timeout=job["connect_s"],
     )

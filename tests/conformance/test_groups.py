@@ -26,10 +26,18 @@ def test_two_learners_of_two_ddp_ranks_are_bitwise_two_single_ones(tmp_path):
         assert len(set(ranks[0]["digests"])) == len(ranks[0]["digests"])
 
 
-@pytest.mark.parametrize("sharded", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_theta_does_not_depend_on_which_learner_is_sharded(tmp_path, sharded):
+@pytest.mark.parametrize(
+    ("sharded", "inner", "strategy"),
+    [
+        (0, "fsdp2", "ModelParallelStrategy"),
+        (1, "fsdp", "FSDPStrategy"),
+        pytest.param(1, "fsdp2", "ModelParallelStrategy", marks=pytest.mark.slow),
+        pytest.param(0, "fsdp", "FSDPStrategy", marks=pytest.mark.slow),
+    ],
+)
+def test_theta_does_not_depend_on_which_learner_is_sharded(tmp_path, sharded, inner, strategy):
     kinds = [SINGLE, SINGLE]
-    kinds[sharded] = {"inner": "fsdp2"}
+    kinds[sharded] = {"inner": inner}
     merges = {}
     for name, learners in {"mixed": kinds, "single": [SINGLE, SINGLE]}.items():
         tape = run(tmp_path / name, learners)
@@ -37,7 +45,7 @@ def test_theta_does_not_depend_on_which_learner_is_sharded(tmp_path, sharded):
         merges[name] = digests[:SCHEDULED]  # the end takes what comes in time
     assert merges["mixed"] == merges["single"] and len(set(merges["single"])) == SCHEDULED
     ranks = [said(tmp_path / "mixed", sharded, rank) for rank in range(2)]
-    assert ranks[0]["strategy"] == "ModelParallelStrategy"
+    assert ranks[0]["strategy"] == strategy
     assert ranks[0]["digests"] == ranks[1]["digests"]
     for learner in range(2):
         mixed, single = (said(tmp_path / name, learner)["digests"] for name in merges)

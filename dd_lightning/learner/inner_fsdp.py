@@ -1,0 +1,61 @@
+"""Our strategy over FSDP1 (`FullyShardedDataParallel`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import nn
+
+from dd_lightning.learner.divides_data import DividesData
+
+
+class FSDPLearner(DividesData, FSDPStrategy):
+    """`inner="fsdp"`. On CPUs too, which Lightning itself refuses for FSDP: for trying things."""
+
+    @property
+    def _is_group(self) -> bool:
+        return True  # of one process too, which FSDP wraps as well
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        wrapped = any(isinstance(child, FullyShardedDataParallel) for child in model.modules())
+        if wrapped or self.root_device.type != "cpu":
+            return super()._setup_model(model)
+        whole = FullyShardedDataParallel(
+            module=model,
+            cpu_offload=self.cpu_offload,
+            mixed_precision=self.mixed_precision_config,
+            sharding_strategy=self.sharding_strategy,
+            device_id=self.root_device,  # Lightning gives its index, which a CPU has not
+            **self.kwargs,
+        )
+        options = self.kwargs
+        # Lightning does the rest; that the module is wrapped is then no surprise
+        self.kwargs = {name: one for name, one in options.items() if name != "auto_wrap_policy"}
+        try:
+            return super()._setup_model(whole)
+        finally:
+            self.kwargs = options
+
+    @contextlib.contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """In which `configure_model` may `wrap` units of its own."""
+        if self.root_device.type != "cpu":
+            with super().model_sharded_context():
+                yield
+            return
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import enable_wrap
+
+        with enable_wrap(
+            wrapper_cls=FullyShardedDataParallel,
+            cpu_offload=self.cpu_offload,
+            mixed_precision=self.mixed_precision_config,
+            sharding_strategy=self.sharding_strategy,
+            device_id=self.root_device,
+            **self.kwargs,
+        ):
+            yield
