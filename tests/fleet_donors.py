@@ -113,8 +113,8 @@ class DonatingLife(Life):
 
     def _exchange(self, now: float) -> None:
         self.exchange = InnerExchange(
-            self.state, AtOnce(), say=self.link.say, describe=self.link.describe,
-            donate=self.link.inner.donate, timeout_s=self.fleet.config.timeouts.donor,
+            self.state, AtOnce(), self.link, lambda method, argument: method(argument),
+            self.fleet.config.timeouts.donor,
         )  # fmt: skip
         self.exchange.begin(self.donated, now)
         self.pump(now)

@@ -126,7 +126,7 @@ def _join(
         skips=can_skip(trainer.datamodule),
         data_slot=strategy.data_slot,
         strategy=strategy.inner_name,
-        ranks=strategy.world_size if hasattr(strategy, "world_size") else 1,
+        ranks=getattr(strategy, "world_size", 1),
         max_steps=trainer.max_steps if trainer.max_steps > 0 else None,
         host=socket.gethostname(),
         pid=os.getpid(),

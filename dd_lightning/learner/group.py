@@ -104,6 +104,19 @@ class Group:
         dist.all_gather(rows, own, group=self._control)
         return [row.tolist() for row in rows]
 
+    def collect(self, data: bytes) -> list[bytearray]:
+        """Of every rank, on rank 0 (empty on the others); each calls it at the same point."""
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(data)
+        dist.all_reduce(lengths, group=self._control)
+        if not self.leads:
+            self.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+            return []
+        found = [bytearray(data), *(bytearray(length) for length in lengths.tolist()[1:])]
+        for rank in range(1, self.size):
+            self.receive(torch.frombuffer(found[rank], dtype=torch.uint8), rank)
+        return found
+
     # ------------------------------------------------------------------ rank 0
 
     @contextlib.contextmanager

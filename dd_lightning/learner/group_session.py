@@ -16,6 +16,8 @@ from dd_lightning.learner.cut_orders import CutOrders
 from dd_lightning.learner.group import Group, Op, Order
 from dd_lightning.learner.group_values import GroupValues
 from dd_lightning.learner.inner_state import InnerState, raw_bytes
+from dd_lightning.learner.own_checkpoint import RNG_OF_RANKS
+from dd_lightning.learner.rng import packed, rng_states, unpacked
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.state_copy import StateCopies
 from dd_lightning.learner.step_clock import StepClock
@@ -88,6 +90,11 @@ class LeadingSession(LearnerSession):
         """As of one process; the others wait and apply what comes."""
         with self._group.section(self._result):
             super().finish(reason)
+
+    def state(self) -> dict[str, Any]:
+        """As of one process, with the random states of the other ranks; each calls it."""
+        found = self._group.collect(b"")[1:]
+        return {**super().state(), RNG_OF_RANKS: [unpacked(data) for data in found]}
 
     @property
     def _something_is_due(self) -> bool:
@@ -193,6 +200,10 @@ class FollowingSession:
 
     def close(self, reason: str) -> None:
         """Nothing to leave."""
+
+    def state(self) -> None:
+        """Of this rank rank 0 needs the random states only."""
+        self._group.collect(packed(rng_states()))
 
     def checkpointed(self) -> None:
         """Rank 0 says it."""

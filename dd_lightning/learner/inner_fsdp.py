@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
+from dd_lightning.learner.distributed_files import replaced
 from dd_lightning.learner.divides_data import DividesData
 
 
@@ -17,6 +20,14 @@ class FSDPLearner(DividesData, FSDPStrategy):
     @property
     def _is_group(self) -> bool:
         return True  # of one process too, which FSDP wraps as well
+
+    def _write(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any) -> None:
+        if self._state_dict_type != "sharded":
+            super()._write(checkpoint, filepath, storage_options)
+            return
+        path = Path(self.broadcast(filepath))
+        with replaced(path, leads=self.is_global_zero, barrier=self.barrier) as partial:
+            super()._write(checkpoint, partial, storage_options)
 
     def _setup_model(self, model: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import FullyShardedDataParallel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lightning.pytorch.strategies import (
     Strategy,
 )
 
+from dd_lightning.learner.distributed_files import replaced
 from dd_lightning.learner.divides_data import DividesData
 from dd_lightning.learner.inner import ALL_DATA_PARALLEL, known_class
 from dd_lightning.learner.inner_fsdp import FSDPLearner
@@ -76,6 +78,14 @@ class ModelParallelLearner(DividesData, ModelParallelStrategy):
             self._data_parallel_size = self.num_nodes * self.num_processes
             self._tensor_parallel_size = 1
         super().setup_environment()
+
+    def _write(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any) -> None:
+        if not self._save_distributed_checkpoint:
+            super()._write(checkpoint, filepath, storage_options)
+            return
+        path = Path(self.broadcast(filepath))
+        with replaced(path, leads=self.is_global_zero, barrier=self.barrier) as partial:
+            super()._write(checkpoint, partial, storage_options)
 
     @property
     def _is_group(self) -> bool:

@@ -11,19 +11,25 @@ from pickle import UnpicklingError
 from typing import Any
 
 from dd_lightning.learner.data_position import can_skip
+from dd_lightning.learner.distributed_files import META, has_every_part
 from dd_lightning.learner.rng import restore_rng
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_KEY = "decoupled_diloco"
+ALL_LOADED = "_CheckpointConnector.resume_end"  # Lightning's barrier: all but the random states
+RNG_OF_RANKS = "rng_of_ranks"  # random states of the ranks after the first
 STATE_VERSION = 1
 
 
 def whole(path: Path) -> bool:
     """Whether a checkpoint file is complete: every part there, every checksum right.
 
-    Read in small pieces, so that memory holds no second copy.
+    Read in small pieces, so that memory holds no second copy. Of a directory: see
+    `distributed_files.py`.
     """
+    if path.is_dir():
+        return has_every_part(path) and whole(path / META)
     try:
         with zipfile.ZipFile(path) as file:
             return file.testzip() is None
@@ -46,15 +52,33 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
-def take_out(checkpoint: dict[str, Any], learner: str, rank: int = 0) -> Mapping[str, Any] | None:
+def take_out(checkpoint: dict[str, Any], learner: str) -> dict[str, Any] | None:
     """Our state of a file that was just read, None in a file of plain Lightning's; raises as
-    `check_state`. The random states in it are rank 0's: on another they would draw its masks."""
+    `check_state`."""
     state = checkpoint.pop(CHECKPOINT_KEY, None)
     if state is not None:
         check_state(state, learner)
-        if rank:
-            state.pop("rng", None)
     return state
+
+
+def begin_rng(state: dict[str, Any] | None, learner: str, rank: int, ranks: int) -> None:
+    """Go on with the random states of this rank, before the order of the next epoch is drawn;
+    they stay in `state`, those of other ranks do not: two with one state would draw one mask."""
+    if state is None:
+        return
+    others = state.pop(RNG_OF_RANKS, [])
+    if len(others) + 1 != ranks and rank == 0:
+        warnings.warn(
+            f"the checkpoint has random states of {len(others) + 1} ranks, this learner has "
+            f"{ranks}: rank 0 goes on with its own, any other begins anew, so masks differ from an "
+            "undisturbed run's.",
+            stacklevel=2,
+        )
+    if rank:
+        state.pop("rng", None)
+        if len(others) + 1 == ranks:
+            state["rng"] = others[rank - 1]
+    restore_own_rng(state, learner)
 
 
 def go_on(state: Mapping[str, Any], trainer: Any, learner: str, datamodule_restored: bool) -> None:

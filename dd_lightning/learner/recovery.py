@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from dd_lightning.learner.inner_state import InnerState, raw_bytes
 from dd_lightning.learner.state_copy import BackgroundCopy, StateCopies
+from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.messages import (
     DonateState,
     Inner,
@@ -40,9 +41,7 @@ class InnerExchange:
     """Of one learner, for one stay in the run.
 
     Args:
-        say: sends a message.
-        describe: says what the optimizer is, now and after every join.
-        donate: hands a copy to the comm thread.
+        link: reached by `call` only, in the comm thread.
         timeout_s: `timeouts.donor`.
     """
 
@@ -50,16 +49,14 @@ class InnerExchange:
         self,
         state: InnerState,
         copies: StateCopies,
-        *,
-        say: Callable[[Message], None],
-        describe: Callable[[Inner], None],
-        donate: Callable[[StateSource], None],
+        link: LearnerLink,
+        call: Callable[..., None],
         timeout_s: float,
     ) -> None:
         self.waiting = False  # for a peer's state
         self.donor_step: int | None = None  # of the state that was loaded
         self._state, self._copies = state, copies
-        self._say, self._describe, self._donate = say, describe, donate
+        self._link, self._call = link, call
         self._timeout_s = timeout_s
         self._heard_s = self._described_s = 0.0
         self._assembly: Assembly | None = None
@@ -108,7 +105,7 @@ class InnerExchange:
 
     def _tell(self, now: float) -> None:
         self._described_s = now
-        self._describe(Inner(generation=0, optimizer=self._state.description))
+        self._call(self._link.describe, Inner(generation=0, optimizer=self._state.description))
 
     def _receive(self, message: StateChunk, payload: memoryview) -> None:
         number = message.transfer
@@ -168,4 +165,7 @@ class InnerExchange:
         (transfer, step, names, copy), self._copy = self._copy, None
         copied = copy.finish()
         entries = [(entry, raw_bytes(copied[name])) for name, entry in names.items()]
-        self._donate(StateSource(transfer, step, entries))
+        self._call(self._link.inner.donate, StateSource(transfer, step, entries))
+
+    def _say(self, message: Message) -> None:
+        self._call(self._link.say, message)

@@ -6,6 +6,7 @@ with one state would draw the same dropout masks and the same augmentations.
 
 from __future__ import annotations
 
+import io
 import random
 import warnings
 from collections.abc import Mapping
@@ -29,6 +30,18 @@ def rng_states() -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
+
+
+def packed(states: Mapping[str, Any]) -> bytes:
+    """To be sent to another rank."""
+    file = io.BytesIO()
+    torch.save(states, file)
+    return file.getvalue()
+
+
+def unpacked(data: bytes | bytearray) -> dict[str, Any]:
+    """What `packed` made; holds plain values and tensors only."""
+    return torch.load(io.BytesIO(data), weights_only=True)
 
 
 def restore_rng(states: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from dd_lightning.learner.state_copy import StateCopies
 from dd_lightning.learner.step_clock import StepClock
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.cut_record import own_clock, record_cut, restore_cut
-from dd_lightning.protocol.held import Snapshot
+from dd_lightning.protocol.held import NON_FINITE, Snapshot
 from dd_lightning.protocol.learner_link import LearnerLink
 from dd_lightning.protocol.ledger import LearnerLedger, Outgoing
 from dd_lightning.protocol.messages import (
@@ -107,14 +107,8 @@ class LearnerSession:
     def exchange(self, state: InnerState) -> int | None:
         """Make the inner optimizer known; wait for a peer's state if one was promised. The donor's
         step, None where none came. Bounded by `timeouts.donor` and the syncer's donors."""
-        inner = self._inner = InnerExchange(
-            state,
-            self.copies,
-            say=lambda message: self._comm.call(self._link.say, message),
-            describe=lambda message: self._comm.call(self._link.describe, message),
-            donate=lambda source: self._comm.call(self._link.inner.donate, source),
-            timeout_s=self.config.timeouts.donor,
-        )
+        link, timeout_s = self._link, self.config.timeouts.donor
+        inner = self._inner = InnerExchange(state, self.copies, link, self._comm.call, timeout_s)
         inner.begin(self._donated, self.now())
         while inner.waiting:
             self._wait_for_delivery("waiting for a peer's inner state")
@@ -373,6 +367,8 @@ class LearnerSession:
         log.warning(text, verdict.round, verdict.fragment, verdict.reason)
         if verdict.reload:
             ledger.reload()
+        elif verdict.reason == NON_FINITE:
+            ledger.on_refused(verdict.fragment, (verdict.epoch, verdict.round))
 
     def _hand_over(self, out: Sequence[Outgoing]) -> None:
         for item in out:

@@ -5,7 +5,7 @@ Only hooks are here; what happens in them is `session.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from dd_lightning.learner import after_join, data_position, folders, own_checkpo
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
 from dd_lightning.learner.cut import TakeCuts, why_no_cut
+from dd_lightning.learner.distributed_files import is_distributed, load_in_one
 from dd_lightning.learner.global_weights import GlobalValidation
 from dd_lightning.learner.group import Group
 from dd_lightning.learner.group_session import FollowingSession
@@ -111,7 +112,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         self.validate_global, self.ckpt_weights_only = validate_global, ckpt_weights_only
         self.group: Group | None = None  # of more than one process
         self._session: LearnerSession | FollowingSession | None = None
-        self._restored: Mapping[str, Any] | None = None
+        self._restored: dict[str, Any] | None = None
         self._without_folder: list[Any] = []  # checkpoint callbacks that were given none
         self._has_file = False  # a checkpoint was loaded, ours or plain Lightning's
         self._data_restored = False  # a LightningDataModule had a state in the checkpoint
@@ -169,6 +170,9 @@ class DecoupledDiLoCoStrategy(Strategy):
         super().barrier(name)
         if name == "run-stage" and self.restore_checkpoint_after_setup:
             self._join()
+        if name == own_checkpoint.ALL_LOADED and self._trainer.state.fn == TrainerFn.FITTING:
+            ranks = self.global_rank, getattr(self, "world_size", 1)
+            own_checkpoint.begin_rng(self._restored, self.identity.learner, *ranks)
 
     def _join(self) -> None:
         trainer = self._trainer
@@ -329,35 +333,33 @@ class DecoupledDiLoCoStrategy(Strategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        if isinstance(self._session, LearnerSession):  # rank 0's is written
-            state = self._session.state()
+        state = None if self._session is None else self._session.state()
+        if state is not None:  # rank 0's is written
             if self._counter is not None and self._counter.step_is_open:
                 state["step"] += 1  # manual optimization: its boundary comes with the next batch
             checkpoint[own_checkpoint.CHECKPOINT_KEY] = state
         reach("learner.checkpoint_begun")
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        self._write(checkpoint, filepath, storage_options)
         reach("learner.checkpoint_written")
         if self._session is not None:
             self._session.checkpointed()
+
+    def _write(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any) -> None:
+        super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
         if self.ckpt_weights_only is not None:
             weights_only = self.ckpt_weights_only
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
+        read = super().load_checkpoint
+        if is_distributed(checkpoint_path) and not self.restore_checkpoint_after_setup:
+            read = load_in_one
+        checkpoint = read(checkpoint_path, weights_only=weights_only)
         self._has_file = True
-        self._restored = own_checkpoint.take_out(
-            checkpoint, self.identity.learner, self.global_rank
-        )
+        self._restored = own_checkpoint.take_out(checkpoint, self.identity.learner)
         self._data_restored = type(self._trainer.datamodule).__qualname__ in checkpoint
         return checkpoint
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Then the random states: the last moment before the order of the next epoch is drawn."""
-        super().load_optimizer_state_dict(checkpoint)
-        if self._restored is not None:
-            own_checkpoint.restore_own_rng(self._restored, self.identity.learner)
 
     # ------------------------------------------------------------------ pieces
 

@@ -65,6 +65,9 @@ class Held:
     data_position: int = 0  # micro-batches drawn, over all lives
 
 
+NON_FINITE = "non-finite"  # reason of a verdict: a value that is not a finite number
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A pull that waits for a boundary."""
@@ -116,6 +119,11 @@ class FragmentState:
         if self.base is not None:
             self.base = snapshot.reference
         self.snapshot, self.settled = None, snapshot.round
+
+    def refused(self, round_: RoundKey) -> None:
+        """The unsettled snapshot is no more, if it is of that round: what became of it is known."""
+        if self.snapshot is not None and self.snapshot.round == round_:
+            self.snapshot = None
 
     def pull_is_void(self, asked: Asked) -> bool:
         """Its round is closed, or overtaken by a later one, or its base by a newer apply."""

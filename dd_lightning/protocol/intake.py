@@ -8,6 +8,7 @@ from __future__ import annotations
 from dd_lightning.algorithm import contribution_weight
 from dd_lightning.protocol.actions import HeldContribution
 from dd_lightning.protocol.closing import Closing
+from dd_lightning.protocol.held import NON_FINITE
 from dd_lightning.protocol.members import Member
 from dd_lightning.protocol.messages import HELD, Closed, Contribution, Pull, Verdict
 from dd_lightning.protocol.refusals import RefusedContributions
@@ -15,7 +16,6 @@ from dd_lightning.protocol.rounds import Round
 from dd_lightning.protocol.run_state import RunState
 from dd_lightning.protocol.verdicts import needs_values, objection, record_contribution
 
-NON_FINITE = "non-finite"
 REJECTED_IN_A_ROW = 3
 
 

@@ -137,6 +137,10 @@ class LearnerLedger:
         if state.awaited is not None and state.awaited[0] <= round_:
             state.awaited = None
 
+    def on_refused(self, fragment: int, round_: RoundKey) -> None:
+        """The snapshot for that round was refused for its values: no merge will ever hold it."""
+        self._fragments[fragment].refused(round_)
+
     def reload(self) -> None:
         """Take Θ as it is, whatever the apply mode: what is held is not to be used any more.
 
@@ -205,7 +209,7 @@ class LearnerLedger:
         return self._schedule.wait_deadline
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for the learner's checkpoint."""
+        """Plain values for the learner's checkpoint; another process goes on from `step` alone."""
         held = self.held()
         return {
             "step": held.step,
@@ -214,11 +218,6 @@ class LearnerLedger:
             "versions": [list(version) for version in held.versions],
             "pending": [list(pair) for pair in held.pending],
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Carry the step count on. All else ends with the process that wrote it: another process
-        is another incarnation, whose odometer starts at 0 and which loads every fragment anew."""
-        self.step = int(state["step"])
 
     # ------------------------------------------------------------------ boundary, in order
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from dd_lightning.algorithm import Codec, NoCodec, dtype_from_name
+from dd_lightning.protocol.held import NON_FINITE
 from dd_lightning.protocol.layout import Layout
 from dd_lightning.protocol.messages import Payload, TensorPart
 
-NON_FINITE = "non-finite"
 BYTE_COUNT = "byte count"
 CHECKSUM = "checksum"
 CODEC = "codec"

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from omegaconf import OmegaConf
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.utils.data import DataLoader, TensorDataset
 
 from dd_lightning import DecoupledDiLoCoStrategy
 from dd_lightning.algorithm import canonical_name
+from dd_lightning.learner.rng import rng_states
 from tests.conformance.live_bytes import LiveBytes
 from tests.trainers import QUIET, Regression
 
@@ -32,9 +34,11 @@ WAIT = timedelta(seconds=60)  # of ranks for each other
 class Model(Regression):
     """Sharded by FSDP2 where it is asked for."""
 
-    def __init__(self, sharded=False, **options):
+    def __init__(self, sharded=False, hydra=False, **options):
         super().__init__(**options)
         self.sharded = sharded
+        if hydra:
+            self.save_hyperparameters({"options": OmegaConf.create({"a": {"b": 1}})})
 
     def configure_model(self):
         if not self.sharded:
@@ -84,7 +88,30 @@ def inner_of(job):
         return DDPStrategy(timeout=WAIT)
     if job["inner"] == "fsdp":
         return FSDPStrategy(timeout=WAIT, auto_wrap_policy={nn.Linear}, **job["options"])
+    if job["inner"] == "fsdp2" and job["file"]:
+        ranks = job["devices"]
+        return ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=False, timeout=WAIT)
     return job["inner"]
+
+
+def optimizer_digest(optimizer):
+    """Of all its state, without the order of its parameters."""
+    found = [
+        json.dumps([key, whole(value).tolist() if torch.is_tensor(value) else value])
+        for state in optimizer.state.values()
+        for key, value in sorted(state.items())
+    ]
+    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
+
+
+def continuing(trainer):
+    """What a checkpoint must bring back beside the weights: of this rank."""
+    states = rng_states()
+    words = [states["python"], states["numpy"][1].tolist(), states["torch"].tolist()]
+    return {
+        "rng": hashlib.sha256(json.dumps(words).encode()).hexdigest(),
+        "optimizer": optimizer_digest(trainer.optimizers[0]),
+    }
 
 
 class StartTogether(pl.Callback):
@@ -105,11 +132,14 @@ class DieAt(pl.Callback):
     """Every rank ends after this step, without a word, and leaves a checkpoint."""
 
     def __init__(self, step, path):
-        self.step, self.path = step, path
+        self.step, self.path = step, Path(path)
 
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == self.step:
             trainer.save_checkpoint(self.path)
+            said = self.path.with_name(f"{self.path.stem}-{trainer.global_rank}-died.json")
+            said.write_text(json.dumps(continuing(trainer)))
+            trainer.strategy.barrier("before the end")
             os._exit(DIED)
 
 
@@ -130,9 +160,11 @@ class Watch(pl.Callback):
     def __init__(self, job, peaks):
         self.job, self.peaks = job, peaks
         self.digests, self.steps, self.boundaries = [], 0, []
+        self.continued = None
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if not self.digests:
+            self.continued = continuing(trainer)
             self.digests.append(digest(trainer))
             self.steps = trainer.global_step
 
@@ -149,6 +181,7 @@ class Watch(pl.Callback):
             "peaks": self.peaks,
             "boundaries": self.boundaries,
             "strategy": trainer.strategy.inner_name,
+            "continued": self.continued,
         }
         path = Path(self.job["folder"]) / f"{self.job['learner']}-{trainer.global_rank}.json"
         path.write_text(json.dumps(said))
@@ -170,6 +203,7 @@ def main(job):
         job["address"],
         learner=job["learner"],
         inner=inner_of(job),
+        ckpt_weights_only=False if job["hydra"] else None,
         data="none",
         connect_timeout=job["connect_s"],
     )
@@ -187,9 +221,8 @@ def main(job):
         accumulate_grad_batches=job["accumulate"],
         callbacks=callbacks,
     )
-    module = Model(
-        sharded=job["inner"] == "fsdp2", seed=job["seed"], width=job["width"], lr=job["lr"]
-    )
+    kind = {"sharded": job["inner"] == "fsdp2", "hydra": job["hydra"]}
+    module = Model(**kind, seed=job["seed"], width=job["width"], lr=job["lr"])
     data = MicroBatches(int(job["learner"]), job["micro_batches"])
     if job["measured"]:
         strategy._boundary = measured(strategy._boundary, module, peaks)

@@ -1,5 +1,7 @@
 """Learners that are groups of processes: ranks agree, and a run cannot tell the kinds apart."""
 
+import json
+
 import pytest
 
 from tests.conformance.jobs import run, said
@@ -62,15 +64,34 @@ def test_a_sharded_rank_never_holds_more_than_a_fragment_in_full(tmp_path):
         assert max(peaks) > mib  # what is counted is what happens
 
 
+ONE = {"devices": 1, "accumulate": 2}
+SHARDED = {"state_dict_type": "sharded"}
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint has random states of 2 ranks")
 @pytest.mark.parametrize(
-    ("inner", "next_life"),
+    ("first_life", "next_life"),
     [
-        ("ddp", {"inner": "auto", "devices": 1, "accumulate": 2}),
-        pytest.param("fsdp2", {}, marks=pytest.mark.slow),
+        ({"inner": "ddp"}, ONE | {"inner": "auto"}),
+        # a directory, which Lightning's single device does not read
+        ({"inner": "fsdp2"}, ONE | {"inner": "auto"}),
+        pytest.param({"inner": "ddp"}, {}, marks=pytest.mark.slow),
+        pytest.param({"inner": "fsdp2", "hydra": True}, {}, marks=pytest.mark.slow),
+        pytest.param({"inner": "fsdp2"}, {"inner": "ddp"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"inner": "fsdp2", "file": True, "hydra": True}, ONE | {"inner": "auto"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"inner": "fsdp2", "file": True}, {}, marks=pytest.mark.slow),
+        pytest.param({"inner": "fsdp", "options": SHARDED}, {}, marks=pytest.mark.slow),
+        pytest.param(
+            {"inner": "fsdp", "options": SHARDED}, ONE | {"inner": "auto"}, marks=pytest.mark.slow
+        ),
+        pytest.param({"inner": "fsdp"}, ONE | {"inner": "auto"}, marks=pytest.mark.slow),
     ],
-)
-def test_a_group_goes_on_from_its_checkpoint(tmp_path, inner, next_life):
-    tape = run(tmp_path / "run", [{"inner": inner, "die_at": 6, "next_life": next_life}])
+)  # fmt: skip
+def test_a_group_goes_on_from_its_checkpoint(tmp_path, first_life, next_life):
+    tape = run(tmp_path / "run", [{**first_life, "die_at": 6, "next_life": next_life}])
     first, second = (event for event in tape if event["event"] == "join")
     assert (first["state_from"], second["state_from"]) == ("cold", "checkpoint")
     assert (second["state_step"], first["ranks"]) == (6, 2)
@@ -79,6 +100,10 @@ def test_a_group_goes_on_from_its_checkpoint(tmp_path, inner, next_life):
     assert all(len(digests) == 1 + 6 and digests == ranks[0] for digests in ranks)
     ledger = [event for event in tape if event["event"] == "ledger"][-1]
     assert all(row["processed"] == row["merged"] + row["lost"] for row in ledger["fragments"])
+    died = [json.loads((tmp_path / "run" / f"0-{rank}-died.json").read_text()) for rank in range(2)]
+    assert died[0]["rng"] != died[1]["rng"] and died[0]["optimizer"] == died[1]["optimizer"]
+    for rank in range(second["ranks"]):
+        assert said(tmp_path / "run", 0, rank)["continued"] == died[rank]
 
 
 @pytest.mark.slow

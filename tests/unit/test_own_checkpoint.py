@@ -3,16 +3,20 @@
 import io
 import os
 import random
+import shutil
 
 import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from torch.distributed.checkpoint import FileSystemWriter
 
-from dd_lightning.learner import folders, own_checkpoint
-from dd_lightning.learner.rng import restore_rng, rng_states
+from dd_lightning.learner import distributed_files, folders, own_checkpoint
+from dd_lightning.learner.own_checkpoint import RNG_OF_RANKS
+from dd_lightning.learner.rng import packed, restore_rng, rng_states, unpacked
 
 pytestmark = pytest.mark.unit
 
@@ -55,6 +59,68 @@ def test_a_torn_file_is_skipped_for_the_one_before(tmp_path, caplog, harm):
     assert own_checkpoint.newest_whole(tmp_path) is None
     assert "starts without one" in caplog.text
     assert own_checkpoint.newest_whole(tmp_path / "none") is None
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_directory_is_whole_or_passed_over(tmp_path):
+    def written(name):
+        state = {"state_dict": {"a": torch.ones(1000)}}
+        dcp.save(state, storage_writer=FileSystemWriter(tmp_path / name), no_dist=True)
+        torch.save({"epoch": 3}, tmp_path / name / "meta.pt")
+        return tmp_path / name
+
+    before, last = written("step=3.ckpt"), written("last.ckpt")
+    os.utime(before, (100, 100))
+    assert own_checkpoint.newest_whole(tmp_path) == last
+    assert distributed_files.load_in_one(last, None)["state_dict"]["a"].sum() == 1000
+    (data,) = last.glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:-1])
+    assert own_checkpoint.newest_whole(tmp_path) == before
+    for part in ("meta.pt", ".metadata"):
+        (before / part).write_bytes((before / part).read_bytes()[:-1])
+        assert own_checkpoint.newest_whole(tmp_path) is None
+        shutil.rmtree(before)
+        before = written("step=3.ckpt")
+
+
+def test_a_directory_takes_the_place_of_another_when_it_is_whole(tmp_path):
+    path, met = tmp_path / "last.ckpt", []
+
+    def write(text, fails=False):
+        with distributed_files.replaced(path, leads=True, barrier=met.append) as partial:
+            partial.mkdir()
+            (partial / "part").write_text(text)
+            assert not fails
+
+    write("1")
+    write("2")
+    with pytest.raises(AssertionError):
+        write("3", fails=True)
+    assert (path / "part").read_text() == "2"
+    write("4")
+    assert (path / "part").read_text() == "4"
+    assert [found.name for found in tmp_path.iterdir()] == ["last.ckpt"] and len(met) == 10
+
+
+def test_ranks_go_on_with_their_own_random_states():
+    def state():
+        return {"learner": "0", "rng": rng_states(), RNG_OF_RANKS: [other]}
+
+    torch.manual_seed(1)
+    other = unpacked(packed(rng_states()))
+    expected = draw()
+    torch.manual_seed(2)
+    own_checkpoint.begin_rng(state(), "0", 1, 2)
+    assert draw() == expected
+    mine = state()
+    expected = draw()
+    with pytest.warns(UserWarning, match="of 2 ranks, this learner has 1"):
+        own_checkpoint.begin_rng(mine, "0", 0, 1)
+    assert draw() == expected and RNG_OF_RANKS not in mine
+    for rank in (1, 2):  # of three: begins anew
+        before, mine = torch.get_rng_state(), state()
+        own_checkpoint.begin_rng(mine, "0", rank, 3)
+        assert torch.equal(before, torch.get_rng_state()) and "rng" not in mine
 
 
 def test_a_newer_state_is_refused_and_anothers_warned_of():
