@@ -184,7 +184,7 @@ def _agreement(run: Measured) -> float | None:
 MEASURES: dict[str, Measure] = {
     "validation_loss": Measure("validation loss of Θ", _summary("loss", "validation"), form=".4f"),
     "initial_loss": Measure("at the start", _summary("loss", "initial"), form=".4f"),
-    "bits_per_byte": Measure("bits per byte", _metric("val_bits_per_byte"), form=".4f"),
+    "bits_per_byte": Measure("bits per byte", _metric("bits_per_byte"), form=".4f"),
     "accuracy": Measure("accuracy (%)", _metric("accuracy"), 100.0, ".1f"),
     "learner_accuracy": Measure("mean accuracy of learners (%)", _own_accuracy, 100.0, ".1f"),
     "accuracy_lost": Measure("lost by merging (points)", _accuracy_lost, 100.0, ".2f"),

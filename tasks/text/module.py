@@ -17,9 +17,9 @@ from .gpt import GPT, GPTConfig
 class GPTModule(pl.LightningModule):
     """Trains a GPT on batches `{"input_ids": [B, S], "labels": [B, S]}` of token ids.
 
-    Logs `train_loss` per step; `val_loss` (nats, mean over all validation tokens) and
-    `val_bits_per_byte` (the same in bits: a token of the text task is one byte), and
-    `validation_loss_<group>` where the data tells its groups apart.
+    Logs `train_loss` per step; `val_loss` (nats a token, mean over all validation tokens),
+    `bits_per_byte` (of their text, to compare tokenizers by: a token is one byte unless the batch
+    has `num_bytes`), and `validation_loss_<group>` where the data tells its groups apart.
 
     Args:
         gpt: fields of `GPTConfig`.
@@ -72,12 +72,12 @@ class GPTModule(pl.LightningModule):
         loss = F.cross_entropy(logits_BSV.flatten(0, 1), batch["labels"].flatten())
         losses_BS = F.cross_entropy(logits_BSV.mT, batch["labels"], reduction="none")
         log_group_losses(self, losses_BS.mean(-1), batch)
+        labels = batch["labels"]
         # every sequence has the same length, so weights by sequences are weights by tokens
-        self.log_dict(
-            {"val_loss": loss, "val_bits_per_byte": loss / math.log(2)},
-            batch_size=batch["labels"].shape[0],
-            sync_dist=True,
-        )
+        self.log("val_loss", loss, batch_size=labels.shape[0], sync_dist=True)
+        count = int(batch["num_bytes"].sum()) if "num_bytes" in batch else labels.numel()
+        bits = loss * labels.numel() / count / math.log(2)
+        self.log("bits_per_byte", bits, batch_size=count, sync_dist=True)
 
     def configure_optimizers(self) -> dict[str, Any]:
         return adamw(self, self.optimizer_config)

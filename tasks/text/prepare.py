@@ -23,9 +23,10 @@ from .corpus import (
 from .docstrings import GROUPS, docs_documents, docs_origin
 from .sequences import Sequences
 from .sotu import ERAS, sotu_documents, sotu_origin
+from .tokenizer import BYTES, FILE, BytePairTokenizer, ByteTokenizer, check_vocabulary
+from .tokenizer import versions as tokenizer_versions
 
 FORMAT = 2  # raise when the same settings would give other shards
-VOCABULARY = 256
 # Of 233 addresses 5% would leave an era with a single one.
 VALIDATION_PERCENT = {"docs": 5, "sotu": 10, "folder": 5}
 VALIDATION_SHARDS = 2
@@ -37,9 +38,11 @@ class TextData:
 
     Args:
         source: "docs", "sotu" or "folder"; `path` is the folder.
-        sequence_length: target bytes of a sample; it has one more, the first input.
+        sequence_length: target tokens of a sample; it has one more, the first input.
         max_bytes: text to use; of `sotu` and `folder` a fixed random part of the documents.
         num_shards: training shards, at least data slots x ranks; more where one would be large.
+        tokenizer: "bytes", or "bpe": byte pairs, learned from the training text.
+        vocabulary: tokens; 256 of "bytes".
         cache_dir: where prepared folders are kept; relative to the current directory.
     """
 
@@ -48,6 +51,8 @@ class TextData:
     sequence_length: int = 128
     max_bytes: int = 2_500_000
     num_shards: int = 64
+    tokenizer: str = "bytes"
+    vocabulary: int = BYTES
     cache_dir: str = field(default_factory=lambda: os.environ.get("DD_DATA", "data"))
 
     def __post_init__(self) -> None:
@@ -62,6 +67,7 @@ class TextData:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= 1")
+        check_vocabulary(self.tokenizer, self.vocabulary)
 
     @classmethod
     def select(cls, settings: Mapping[str, Any]) -> "TextData":
@@ -94,6 +100,10 @@ class TextData:
         """Where this data set is, or will be: the name holds a hash of all that determines it."""
         key = {"format": FORMAT, **asdict(self), "versions": self.origin().versions}
         del key["cache_dir"], key["path"]  # a folder's content counts, not its place
+        if self.tokenizer == "bytes":
+            del key["tokenizer"], key["vocabulary"]  # nothing to choose
+        else:
+            key["versions"] |= tokenizer_versions(self.tokenizer)
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         return Path(self.cache_dir).absolute() / f"text-{self.source}-{digest[:16]}"
 
@@ -122,7 +132,7 @@ def _build(data: TextData, folder: Path) -> None:
             f"{percent}% of them for validation: add or split files, or raise max_bytes"
         )
     names = data.group_names(documents)
-    sequences = Sequences(data.sequence_length, names)
+    sequences = Sequences(data.sequence_length, _tokenizer(data, train, folder), names)
     written = {
         "train": sequences.write(folder, "train", train, data.num_shards),
         "validation": sequences.write(folder, "validation", held_out, VALIDATION_SHARDS),
@@ -132,11 +142,25 @@ def _build(data: TextData, folder: Path) -> None:
         "task": "text",
         **asdict(data.origin()),
         "sequence_length": data.sequence_length,
-        "vocabulary": VOCABULARY,
+        "tokenizer": data.tokenizer,
+        "vocabulary": data.vocabulary,
         "max_bytes": data.max_bytes,
         "documents": {"train": len(train), "validation": len(held_out)},
         "groups": list(names),
     }
     shards = {split: one.shards for split, one in written.items()}
     files = groups.write(folder) if names else {}
+    if data.tokenizer != "bytes":
+        files[FILE] = hashlib.sha256((folder / FILE).read_bytes()).hexdigest()
     write_manifest(folder, Manifest(**shards, info=info, files=files))
+
+
+def _tokenizer(
+    data: TextData, train: Sequence[Document], folder: Path
+) -> ByteTokenizer | BytePairTokenizer:
+    """The data's tokenizer; what it learned is kept in `folder`."""
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    learned = BytePairTokenizer.learn((document.text for document in train), data.vocabulary)
+    learned.save(folder)
+    return learned

@@ -9,6 +9,7 @@ import numpy as np
 from dd_lightning.tasks.data import Shard, in_shard_order, number_groups, write_shards
 
 from .corpus import SEPARATOR, Document
+from .tokenizer import BytePairTokenizer, ByteTokenizer
 
 ORDER_SEED = 1
 SEQUENCES_PER_RECORD = 16  # a tar spends 1 kB on each record, whatever its size
@@ -27,10 +28,12 @@ class Sequences:
     """Cuts documents into windows of `length + 1` tokens.
 
     Args:
+        tokenizer: what makes tokens of text.
         group_names: of all groups, in the order of their numbers; empty: the data has none.
     """
 
     length: int
+    tokenizer: ByteTokenizer | BytePairTokenizer
     group_names: tuple[str, ...]
 
     def write(
@@ -65,7 +68,8 @@ class Sequences:
     def joined(self, documents: Sequence[Document]) -> tuple[np.ndarray, np.ndarray]:
         """All documents' tokens in a row with a separator after each but the last, and the group of
         each token."""
-        parts = [np.frombuffer(d.text + SEPARATOR, dtype=np.uint8) for d in documents]
+        end = self.tokenizer.encode(SEPARATOR)
+        parts = [np.append(self.tokenizer.encode(d.text), end) for d in documents]
         numbers = np.zeros(len(documents), dtype=np.int16)
         if self.group_names:
             numbers = number_groups([d.group for d in documents], self.group_names)

@@ -79,7 +79,7 @@ def test_validation_is_the_mean_over_tokens_with_an_unequal_last_batch():
     joined = {name: torch.cat([batch[name] for batch in data]) for name in data[0]}
     expected = module.loss(joined).item()
     assert metrics["val_loss"] == pytest.approx(expected, rel=1e-5)
-    assert metrics["val_bits_per_byte"] == pytest.approx(expected / math.log(2), rel=1e-5)
+    assert metrics["bits_per_byte"] == pytest.approx(expected / math.log(2), rel=1e-5)
 
 
 def test_weight_decay_is_for_matrices_only():
