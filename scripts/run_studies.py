@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from dd_lightning.report.html import format_seconds
+from dd_lightning.report.answer import format_seconds
 from dd_lightning.report.read import runs_in
 from dd_lightning.report.study_report import report_study
 

@@ -60,10 +60,13 @@ def summaries(sweep: Path) -> dict[str, dict[str, Any]]:
     return {path.parent.name: json.loads(path.read_text()) for path in found}
 
 
+def finished(sweep: Path) -> list[str]:
+    """Names of the folders whose run has."""
+    found = summaries(sweep)
+    return [name for name, summary in found.items() if summary["status"] == "finished"]
+
+
 def stamps(sweep: Path) -> dict[str, tuple[int, bytes]]:
     """Of each finished job what tells whether it was played again: its tape's time and bytes."""
-    return {
-        path.parent.name: (path.stat().st_mtime_ns, path.read_bytes())
-        for path in sorted(sweep.glob("*/tape.jsonl"))
-        if (path.parent / "summary.json").exists()
-    }
+    tapes = {name: sweep / name / "tape.jsonl" for name in finished(sweep)}
+    return {name: (path.stat().st_mtime_ns, path.read_bytes()) for name, path in tapes.items()}

@@ -1,7 +1,7 @@
 """`dd-lightning report RUN|MULTIRUN`: summary.json, figures and report.html from the tape.
 
-Of a multirun also study.md, study.csv, study_runs.csv and figures/: the runs grouped by the
-settings that were swept, mean and spread over the seeds.
+Of a multirun also study.html, study.md, study.csv, study_runs.csv and figures/: the runs grouped
+by the settings that were swept, mean and spread over the seeds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PNG figures of a run (matplotlib, drawn without a display and without its global state)."""
+"""Figures of a run (matplotlib, drawn without a display and without its global state)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dd_lightning.report.style import (
     draw_empty,
     house_style,
     new_figure,
+    save_figure,
     time_axis,
 )
 from dd_lightning.report.timeline import draw_timeline
@@ -66,9 +67,7 @@ def _write(
             _draw_contributors(axes, series, summary)
         else:
             draw_tokens_lost(axes, tokens, summary)
-    path = folder / f"{name}.png"
-    figure.savefig(path)
-    return path
+    return save_figure(figure, folder / f"{name}.png")
 
 
 def _draw_loss(axes: Axes, series: Series, *, against: str) -> None:

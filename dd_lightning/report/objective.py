@@ -49,6 +49,6 @@ def objective_of(folder: Path, values: Mapping[str, Any]) -> Any:
     for event in read_events(folder) if names != (DEFAULT,) else ():
         facts.feed(event)
     summary = json.loads((folder / SUMMARY).read_text())
-    run = Measured(summary, facts, plan.target_loss, plan.target_tokens)
+    run = Measured(summary, facts, plan.target_loss, plan.target_tokens, folder=folder)
     found = [MEASURES[name].of(run) for name in names]
     return found[0] if isinstance(given, str) else found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dd_lightning.protocol.tape import TapeError, read_tape
+from dd_lightning.report.answer import Told
 from dd_lightning.report.figures import NAMES, write_figures
 from dd_lightning.report.html import TITLES, Report, render_html
 from dd_lightning.report.observer import Event
@@ -25,7 +27,7 @@ TAPE, EVALUATIONS, SUMMARY, PAGE, FIGURES = (
 
 
 def report_run(run_dir: str | os.PathLike[str], status: str | None = None) -> Path:
-    """Write `summary.json`, `figures/*.png` and `report.html` of a run; return the page's path.
+    """Write `summary.json`, `figures/*` and `report.html` of a run; return the page's path.
 
     Args:
         status: finished | failed | interrupted. None: what the tape says, else what an earlier
@@ -45,12 +47,18 @@ def report_run(run_dir: str | os.PathLike[str], status: str | None = None) -> Pa
     summary = reader.summary(status or reader.facts.status or _earlier_status(folder))
     write_summary(folder, summary)
     figures = write_figures(folder / FIGURES, series, reader.tokens, summary)
-    report = Report(
+    faults = series.faults.list()
+    told = Told(
         summary=summary,
         parameters=sum(reader.tokens.elements),
         config=reader.facts.config,
+        fired=Counter(fault.kind for fault in faults if fault.at_s is not None),
+        longest_round_s=max((one.quorum_s + one.grace_s for one in series.merges), default=None),
+    )
+    report = Report(
+        told,
         warnings=series.warnings,
-        faults=[fault.sentence() for fault in series.faults.list()],
+        faults=[fault.sentence() for fault in faults],
         figures=figures,
         note=_left_out(figures) if series.steps else "",
     )

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dd_lightning.report.read import SUMMARY, read_events
-from dd_lightning.report.study_measures import MEASURES, Measured, StudyFacts
+from dd_lightning.report.study_measures import COSTS, LOSS, MEASURES, Measured, StudyFacts
 from dd_lightning.report.study_plan import StudyPlan
 
 CONFIG = "config.yaml"
@@ -89,6 +89,11 @@ class Study:
             return self.plan.x
         return self.swept[0] if self.swept else None
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Measures of CSV and JSON: those asked for, loss and what it cost."""
+        return tuple(dict.fromkeys((*self.plan.measures, LOSS, *COSTS)))
+
     def line_of(self, group: Group) -> str:
         """Which line of a figure the group is on: the values of all settings but `x`."""
         if self.plan.lines is not None:
@@ -139,7 +144,7 @@ def _group(
         Measured(run.summary, run.facts, plan.target_loss, plan.target_tokens, equal, run.folder)
         for run in finished
     ]
-    names = dict.fromkeys((*plan.measures, *plan.drawn))
+    names = dict.fromkeys((*plan.measures, *plan.drawn, LOSS, *COSTS))
     values = {name: tuple(MEASURES[name].of(run) for run in measured) for name in names}
     spreads = {
         name: Spread.of([value for value in found if value is not None])

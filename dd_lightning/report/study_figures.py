@@ -7,35 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dd_lightning.report.figures import engineering
+from dd_lightning.report.pareto import write_pareto
 from dd_lightning.report.study import Group, Study, short
 from dd_lightning.report.study_measures import MEASURES, sent_at
 from dd_lightning.report.study_timeline import draw_timelines
 from dd_lightning.report.style import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
+    LINES,
     draw_empty,
     house_style,
     import_figure,
     new_figure,
+    save_figure,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STUDY, CURVES, TIMELINE = "study.png", "curves.png", "timeline.png"
-COLOURS, MARKERS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, INK), "os^DvPX"
-LINES = tuple(zip(COLOURS, MARKERS, strict=True))
 ENOUGH_POINTS = 4  # evaluations of a run that make a curve
 AXES = ("tokens merged into Θ", "time since the run's start (s)", "bytes on the wire")
 
 
 def write_study_figures(folder: Path, study: Study) -> list[Path]:
-    """Write `study.png`, and `curves.png` where runs were evaluated often enough.
+    """Write `study.png`, `pareto.png`, and `curves.png` where runs were evaluated often enough.
 
     Raises:
         ImportError: matplotlib is missing; the message names the extra that brings it.
@@ -48,17 +42,16 @@ def write_study_figures(folder: Path, study: Study) -> list[Path]:
         for panel, name in zip(panels, drawn, strict=True):
             _draw_measure(panel, study, name, legend=panel is panels[0])
         panels[-1].set_xlabel(study.plan.x_label or axis_label(study.x or "run"))
-        figure.savefig(folder / STUDY)
-        written = [folder / STUDY]
+        written = [save_figure(figure, folder / STUDY)]
+        written += write_pareto(folder, study)
         if _has_curves(study):
             figure = import_figure()(figsize=(8.0, 10.0))
             for panel, what in zip(figure.subplots(3, 1), AXES, strict=True):
                 _draw_curves(panel, study, what)
-            figure.savefig(folder / CURVES)
-            written.append(folder / CURVES)
+            written.append(save_figure(figure, folder / CURVES))
         if study.plan.timeline is not None:
-            draw_timelines(study, study.plan.timeline).savefig(folder / TIMELINE)
-            written.append(folder / TIMELINE)
+            drawn_lanes = draw_timelines(study, study.plan.timeline)
+            written.append(save_figure(drawn_lanes, folder / TIMELINE))
     return written
 
 

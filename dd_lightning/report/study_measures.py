@@ -16,6 +16,7 @@ from dd_lightning.report.series import Evaluated
 MIB = 2**20
 BYTES_PER_ELEMENT = 4
 BITS_PER_MBIT = 1e6
+LOSS, COSTS = "validation_loss", ("seconds", "bytes", "faults")  # in every CSV, whatever is asked
 
 
 class StudyFacts(Observer):
@@ -48,7 +49,7 @@ class StudyFacts(Observer):
         self.opened_s.append(event["t_s"])
 
     def on_fault(self, event: Event) -> None:
-        self.faults += event["fired"] is not None
+        self.faults += event["fired"] is not None and event["fired"] is not False
 
     def on_merge(self, event: Event) -> None:
         agreement = finite(event["agreement"])
@@ -181,6 +182,11 @@ def _agreement(run: Measured) -> float | None:
     return statistics.fmean(run.facts.agreements) if run.facts.agreements else None
 
 
+def _bytes(run: Measured) -> float:
+    """Up and down, of all learners."""
+    return float(run.summary["bytes"]["up"] + run.summary["bytes"]["down"])
+
+
 MEASURES: dict[str, Measure] = {
     "validation_loss": Measure("validation loss of Θ", _summary("loss", "validation"), form=".4f"),
     "initial_loss": Measure("at the start", _summary("loss", "initial"), form=".4f"),
@@ -216,6 +222,7 @@ MEASURES: dict[str, Measure] = {
         "tokens merged (thousands)", _over_learners("tokens_merged"), 1e-3, ".0f"
     ),
     "tokens_lost": Measure("tokens lost (thousands)", _over_learners("tokens_lost"), 1e-3, ".0f"),
+    "bytes": Measure("sent both ways (MiB)", _bytes, 1 / MIB, ".1f"),
     "bytes_up": Measure("sent by learners (MiB)", _summary("bytes", "up"), 1 / MIB, ".1f"),
     "faults": Measure("faults", lambda run: float(run.facts.faults), form=".1f"),
     "bytes_down": Measure("sent to learners (MiB)", _summary("bytes", "down"), 1 / MIB, ".1f"),

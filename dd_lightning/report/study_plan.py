@@ -9,7 +9,7 @@ from typing import Any
 
 from dd_lightning.report.study_measures import MEASURES
 
-DEFAULT_MEASURES = ("validation_loss", "goodput", "contributors", "seconds", "bytes_up")
+DEFAULT_MEASURES = ("validation_loss", "goodput", "contributors", "seconds", "bytes", "faults")
 MOST_DRAWN = 3
 TARGETS = {"seconds_to_loss": "target_loss", "seconds_to_tokens": "target_tokens"}
 
@@ -19,6 +19,8 @@ class StudyPlan:
     """How runs of a sweep are shown together; a sweep without one is shown by defaults.
 
     Args:
+        question: what the study asks, in one sentence, for the head of its page; null: one is made
+            of what was swept.
         x: dotted setting on the horizontal axis; null: the first swept one.
         x_label: of that axis, with the unit; null: the setting's own name.
         lines: dotted setting of which each value has a line of its own; null: the others together.
@@ -37,6 +39,7 @@ class StudyPlan:
         ValueError: an unknown measure, or one that lacks its target.
     """
 
+    question: str | None = None
     x: str | None = None
     x_label: str | None = None
     lines: str | None = None

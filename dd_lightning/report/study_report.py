@@ -10,10 +10,11 @@ from typing import Any
 from dd_lightning.report.read import FIGURES
 from dd_lightning.report.study import read_study
 from dd_lightning.report.study_figures import write_study_figures
+from dd_lightning.report.study_page import render_study
 from dd_lightning.report.study_table import as_json, groups_csv, markdown, runs_csv
 from dd_lightning.report.summary import write_atomically
 
-TABLE, GROUPS, RUNS = "study.md", "study.csv", "study_runs.csv"
+TABLE, GROUPS, RUNS, PAGE = "study.md", "study.csv", "study_runs.csv", "study.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class StudyReport:
 
 
 def report_study(folder: Path, runs: Sequence[Path]) -> StudyReport:
-    """Write `study.md`, `study.csv`, `study_runs.csv` and `figures/` into a multirun's folder.
+    """Write `study.html`, `.md`, `.csv`, `study_runs.csv` and `figures/` into a multirun's folder.
 
     Raises:
         ValueError: settings that are not on record, or a wrong `study` in the configuration.
@@ -38,4 +39,6 @@ def report_study(folder: Path, runs: Sequence[Path]) -> StudyReport:
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
     figures = write_study_figures(folder / FIGURES, study)
-    return StudyReport(table, as_json(study), (*(folder / name for name in texts), *figures))
+    write_atomically(folder / PAGE, render_study(study, folder, figures).encode())
+    files = (*(folder / name for name in (PAGE, *texts)), *figures)
+    return StudyReport(table, as_json(study), files)

@@ -55,7 +55,7 @@ def cell(name: str, spread: Spread | None, runs: int) -> str:
 
 def groups_csv(study: Study) -> str:
     """One row a group: settings, number of runs, four statistics of each measure, unscaled."""
-    names, compared = study.plan.measures, compare(study)
+    names, compared = study.columns, compare(study)
     head = [*study.swept, "runs", "not_finished"]
     head += [f"{name}_{which}" for name in names for which in STATISTICS]
     if compared:
@@ -73,7 +73,7 @@ def groups_csv(study: Study) -> str:
 
 def runs_csv(study: Study) -> str:
     """One row a finished run: its folder's name, settings, seed and measures, unscaled."""
-    names = study.plan.measures
+    names = study.columns
     rows: list[list[Any]] = [["run", *study.swept, SEED, *names]]
     for group in study.groups:
         for index, run in enumerate(group.runs):
@@ -88,12 +88,12 @@ def as_json(study: Study) -> dict[str, Any]:
 
     With a baseline each row has `compared` too, as of `study_compare.Compared`.
     """
-    rows = [_row(group, study.swept, study.plan.measures) for group in study.groups]
+    rows = [_row(group, study.swept, study.columns) for group in study.groups]
     for row, compared in zip(rows, compare(study), strict=False):  # none without a baseline
         row["compared"] = compared.as_json()
     return {
         "swept": list(study.swept),
-        "measures": list(study.plan.measures),
+        "measures": list(study.columns),
         "rows": rows,
     }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dd_lightning.report.read import read_events
 from dd_lightning.report.step_spans import Lane, Lanes, Span
 from dd_lightning.report.study import Study, StudyRun
-from dd_lightning.report.style import ORANGE, PALE, SKY, import_figure, time_axis
+from dd_lightning.report.style import ORANGE, PALE, PAPER, SKY, import_figure, time_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def _bars(
         [(span.began_s, span.ended_s - span.began_s) for span in spans],
         (place - height / 2, height),
         facecolor=colour,
-        edgecolor=colour if height == THIN else "white",
+        edgecolor=colour if height == THIN else PAPER,
         linewidth=0.6,
         label=label or None,
     )

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dd_lightning.report.style import (
+    BLACK,
     BLUE,
+    BROWN,
     GREEN,
     GREY,
     ORANGE,
@@ -26,7 +28,7 @@ CAUSE_COLOURS = {
     "mixed": PURPLE,
     "rollback": GREEN,
     "dead": RED,
-    "unsent": "#7A3B00",
+    "unsent": BROWN,
 }
 OTHER = "other"
 THINNEST = 0.2  # percent of the tallest bar that can still be seen
@@ -41,7 +43,7 @@ def draw_tokens_lost(axes: Axes, tokens: Tokens, summary: Mapping[str, Any]) -> 
         draw_empty(axes, "no tokens on the tape")
         return
     parts = {name: token_parts(name, one, tokens) for name, one in learners.items()}
-    colours = {"merged": BLUE, "pending": GREY, **CAUSE_COLOURS, OTHER: "#000000"}
+    colours = {"merged": BLUE, "pending": GREY, **CAUSE_COLOURS, OTHER: BLACK}
     bottoms = dict.fromkeys(learners, 0.0)
     for kind, colour in colours.items():
         heights = [parts[name].get(kind, 0.0) for name in learners]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from dd_lightning.protocol.tape import read_tape
 from dd_lightning.report import read, style
+from dd_lightning.report.answer import Told, answer, format_seconds, question
 from dd_lightning.report.comparison import compare_bytes, data_parallel_bytes, format_bytes
 from dd_lightning.report.figures import NAMES
-from dd_lightning.report.html import Report, answer, format_seconds, render_html
+from dd_lightning.report.html import Report, render_html
 from dd_lightning.report.read import report_run, runs_in
 from dd_lightning.report.series import AWAY, HANDING_IN, PAUSED, STEPPING, Series, Stretch
+from dd_lightning.report.style import DARK, LINES, PALE, PAPER
 from dd_lightning.report.summary import RunReader, summarize
 from dd_lightning.report.where_lost import token_parts
 from tests.fleet_tapes import fleet_tape
@@ -63,8 +67,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_report_writes_the_promised_files(run_dir: Path) -> None:
     figures = sorted(path.name for path in (run_dir / "figures").iterdir())
-    assert figures == sorted(f"{name}.png" for name in NAMES)
-    assert all((run_dir / "figures" / name).read_bytes()[:4] == b"\x89PNG" for name in figures)
+    assert figures == sorted(f"{name}.{kind}" for name in NAMES for kind in ("png", "svg"))
+    pictures = (run_dir / "figures").glob("*.png")
+    assert all(picture.read_bytes()[:4] == b"\x89PNG" for picture in pictures)
     summary = json.loads((run_dir / "summary.json").read_text())
     assert_valid(summary)
     assert summary == summarize(read_tape(run_dir / "tape.jsonl"))
@@ -73,7 +78,7 @@ def test_report_writes_the_promised_files(run_dir: Path) -> None:
 def test_page_needs_nothing_from_outside(run_dir: Path) -> None:
     page = Page((run_dir / "report.html").read_text())
     assert len(page.links) == len(NAMES)
-    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     style_sheet = (run_dir / "report.html").read_text().split("</style>")[0]
     assert "url(" not in style_sheet and "@import" not in style_sheet
@@ -88,13 +93,69 @@ def test_page_escapes_every_text_of_the_run(run_dir: Path) -> None:
     assert Page(page).text.count(json.dumps(NASTY)) >= 3
 
 
-def test_answer_says_loss_learners_goodput_and_bytes() -> None:
-    events = small_tape()
-    said = answer(Report(summarize(events), parameters=400, config={}))
-    assert said.startswith("2 learners brought the validation loss from 5.500 to 3.250 in 15.0 s")
-    assert "79.4% goodput" in said
+def test_figures_follow_the_reader_s_colours(run_dir: Path) -> None:
+    for path in (run_dir / "figures").glob("*.svg"):
+        drawing = ElementTree.parse(path)
+        text = path.read_text()
+        _, _, dark = text.partition("@media(prefers-color-scheme:dark)")
+        assert dark and all(f"--{one[1:]}:{other}" in dark for one, other in DARK.items())
+        assert NASTY not in text and "<text" not in text  # letters are paths
+        fixed = set(re.findall(r"(?:fill|stroke): *(#[0-9a-f]{6})", text))
+        assert not fixed, f"{path.name} has colours that stay the same on a dark page: {fixed}"
+        assert drawing.getroot().tag.endswith("svg")
+
+
+def test_dark_colours_are_legible_and_apart() -> None:
+    paper = luminance(DARK[PAPER])
+    for light, dark in DARK.items():
+        if light not in (PAPER, PALE):
+            assert (luminance(dark) + 0.05) / (paper + 0.05) > 4.5, light
+    assert len({colour for colour, _ in LINES}) == len({DARK[colour] for colour, _ in LINES})
+
+
+def luminance(colour: str) -> float:
+    """Relative, as of WCAG."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    return sum(weight * one for weight, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_the_question_of_the_run_is_answered_at_the_top() -> None:
+    told = Told(summarize(small_tape()), parameters=400, longest_round_s=0.25)
+    said = answer(told)
+    assert said.startswith("2 learners brought the validation loss from 5.500 to 3.250 in 15.0 s. ")
+    assert "79.4% of the time allocated to them was computing" in said
+    assert "no round took longer than 0.25 s" in said and "fault" not in said
     # (80 + 50) steps * 2 * 1/2 * 400 * 4 = 208 000 bytes, against 12 000 + 6 200
     assert "17.8 KiB crossed the wire" in said and "sent 203 KiB (11.4 times as much)" in said
+    page = render_html(Report(told))
+    assert page.index("without waiting for each other") < page.index("brought the validation loss")
+    assert page.index("brought the validation loss") < page.index('class="tiles"')
+
+
+def test_faults_are_asked_for_and_what_they_cost_is_said() -> None:
+    told = Told(summarize(small_tape()), 400, fired={"kill": 3, "kill_syncer": 1})
+    assert question(told) == "Did the run hold up under 4 faults, and what did they cost?"
+    assert "4 faults (3 kill, 1 kill syncer) cost " in answer(told)
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ({"regions": ["us_east", "eu_west", "tokyo"]}, "3 learners in us east, eu west and tokyo "),
+        ({"regions": ["us_east", "eu_west"], "learner_regions": ["eu_west"]}, "3 learners brought"),
+        ({"regions": ["local"]}, "3 learners brought"),
+    ],
+)
+def test_the_answer_says_where_learners_are(network: dict, said: str) -> None:
+    summary = summarize(small_tape()) | {"learners": 3}
+    assert answer(Told(summary, 400, {"network": network, "learners": 3})).startswith(said)
+
+
+def test_a_data_parallel_run_is_asked_other_things() -> None:
+    told = Told(summarize(small_tape()), 400, {"algorithm": {"preset": "data_parallel"}})
+    assert question(told).startswith("What did data-parallel training come to")
+    assert "went from member to member" in answer(told)
 
 
 def test_data_parallel_bytes_is_the_ring_all_reduce_formula() -> None:
@@ -112,7 +173,8 @@ def test_formats() -> None:
         "1 KiB",
         "5 GiB",
     ]
-    assert [format_seconds(s) for s in (42.06, 308, 7500)] == ["42.1 s", "5 min 08 s", "2 h 05 min"]
+    said = [format_seconds(seconds) for seconds in (0.0831, 42.06, 308, 7500)]
+    assert said == ["0.083 s", "42.1 s", "5 min 08 s", "2 h 05 min"]
 
 
 def test_an_empty_run_has_a_page_too(tmp_path: Path) -> None:
@@ -223,6 +285,6 @@ def test_parts_of_a_learner_add_up_to_all_its_tokens() -> None:
 
 
 def test_warnings_are_counted_and_cut() -> None:
-    report = Report(summarize([]), 1, {}, {f"w{index}": 1 + index for index in range(60)})
+    report = Report(Told(summarize([]), 1), {f"w{index}": 1 + index for index in range(60)})
     page = render_html(report)
     assert "w1 (2 times)" in page and "10 more are on the tape" in page
