@@ -127,6 +127,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Next-token logits for token ids: `[B, S]` integers in, `[B, S, V]` out.
 
+    A prefix of `[B, P, D]` vectors stands before the ids; then logits are `[B, P + S, V]`.
+
     Args:
         mlp: makes each block's MLP, `[B, S, D]` to `[B, S, D]`, of one or more `dense_mlp`.
     """
@@ -156,14 +158,16 @@ class GPT(nn.Module):
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, ids_BS: Tensor) -> Tensor:
-        length = ids_BS.shape[1]
+    def forward(self, ids_BS: Tensor, prefix_BPD: Tensor | None = None) -> Tensor:
+        x_BSD = self.embedding(ids_BS)
+        if prefix_BPD is not None:
+            x_BSD = torch.cat((prefix_BPD, x_BSD), dim=1)
+        length = x_BSD.shape[1]
         if length > self.config.max_length:
             raise ValueError(
                 f"a sequence of {length} tokens is longer than gpt.max_length "
                 f"{self.config.max_length}: raise it, or lower task.data.sequence_length"
             )
-        x_BSD = self.embedding(ids_BS)
         rope = None
         if self.config.positions == "learned":
             x_BSD = x_BSD + self.position.weight[:length]

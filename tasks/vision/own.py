@@ -71,11 +71,11 @@ def webdataset_origin(path: str) -> Origin:
     return Origin("webdataset", "the user's own", "", versions)
 
 
-def webdataset_pictures(path: str, size: int) -> Iterator[Picture]:
-    """Every record of the tars: an image field, and the number of its class in `cls`.
+def webdataset_records(path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every record of the tars, and the URL of its tar.
 
     Raises:
-        ValueError: a tar cannot be opened, or a record lacks a field.
+        ValueError: a tar cannot be opened.
     """
     for url in tar_urls(path):
         try:
@@ -85,7 +85,17 @@ def webdataset_pictures(path: str, size: int) -> Iterator[Picture]:
         with stream:
             members = wds.tariterators.tar_file_expander([{"url": url, "stream": stream}])
             for record in wds.tariterators.group_by_keys(members):
-                yield _picture_of(record, url, size)
+                yield record, url
+
+
+def webdataset_pictures(path: str, size: int) -> Iterator[Picture]:
+    """Every record of the tars: an image field, and the number of its class in `cls`.
+
+    Raises:
+        ValueError: a tar cannot be opened, or a record lacks a field.
+    """
+    for record, url in webdataset_records(path):
+        yield _picture_of(record, url, size)
 
 
 def _picture_of(record: dict[str, Any], url: str, size: int) -> Picture:

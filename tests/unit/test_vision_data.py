@@ -243,7 +243,7 @@ def drawings(monkeypatch, tmp_path):
     groups = {one: openmoji.CLASSES[i % 9] for i, one in enumerate(letters)}
     package = NpmPackage("unicode-emoji-json", "0", names_package(archive, groups))
     monkeypatch.setattr(openmoji, "NAMES", package)
-    monkeypatch.setattr(openmoji, "_font", lambda: ImageFont.load_default(openmoji.POINTS))
+    monkeypatch.setattr(openmoji, "load_font", lambda: ImageFont.load_default(openmoji.POINTS))
     monkeypatch.setattr(npm, "npm_pack", lambda *_: archive)
     return groups
 
