@@ -18,6 +18,8 @@ from .contrast import gather, group_size, info_nce, recalls
 from .networks import Captioner, Contrast, ContrastConfig, PictureEncoder, TextEncoder
 
 OBJECTIVES = ("contrastive", "caption", "both")
+VIT = {"patch": 8, "width": 64, "depth": 3}  # what is not given; smaller than the networks' own
+GPT = {"width": 64, "depth": 2}
 OURS = ("vocabulary", "max_length")  # of a GPTConfig: the data's
 
 
@@ -50,7 +52,7 @@ class VisionLanguageModule(pl.LightningModule):
         optimizer: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        vit, gpt = dict(vit or {}), dict(gpt or {})
+        vit, gpt = {**VIT, **(vit or {})}, {**GPT, **(gpt or {})}
         contrast, optimizer = dict(contrast or {}), dict(optimizer or {})
         self.save_hyperparameters()  # plain dicts by now: checkpoints load with weights_only=True
         require("torchvision", "task.module")
@@ -107,7 +109,8 @@ class VisionLanguageModule(pl.LightningModule):
             found["nats"] = (nats_BS * (places <= batch["end"][:, None])).sum(1)
         return found
 
-    def training_step(self, batch: Mapping[str, Tensor], batch_index: int) -> Tensor:
+    def loss(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """What is trained, in nats: this rank's share of the whole learner's loss."""
         if self.hparams["objective"] != "caption":
             self.contrast.keep_in_bounds()
         found = self(batch)
@@ -118,6 +121,10 @@ class VisionLanguageModule(pl.LightningModule):
             # a share of the group's mean over ids: names have other lengths on other ranks
             num_ids = gather((batch["end"] + 1).sum()[None]).sum()
             loss = loss + found["nats"].sum() * group_size() / num_ids
+        return loss
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_index: int) -> Tensor:
+        loss = self.loss(batch)
         self.log("train_loss", loss.detach(), batch_size=len(batch["name"]))
         return loss
 

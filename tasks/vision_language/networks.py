@@ -92,11 +92,12 @@ class Contrast(nn.Module):
 
     def forward(self, picture_BD: Tensor, text_BD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`[B, E]` of pictures, `[B, E]` of texts, inverse temperature `[1]`."""
-        scale = self.log_scale.clamp(*self.bounds).exp()
+        # in training `keep_in_bounds` does it: beyond a clamp there is no gradient
+        log_scale = self.log_scale if self.training else self.log_scale.clamp(*self.bounds)
         picture_BE, text_BE = self.picture(picture_BD), self.text(text_BD)
-        return F.normalize(picture_BE, dim=-1), F.normalize(text_BE, dim=-1), scale
+        return F.normalize(picture_BE, dim=-1), F.normalize(text_BE, dim=-1), log_scale.exp()
 
     @torch.no_grad()
     def keep_in_bounds(self) -> None:
-        """Before a step: a parameter beyond a bound would get no gradient and stay there."""
+        """Before a training step; evaluation clamps, whatever Θ a merge has made."""
         self.log_scale.clamp_(*self.bounds)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.named_pictures import write_named
 from tests.pictures import write_pictures
 from tests.simulated_runs import QUICK, simulate
 
@@ -65,3 +66,21 @@ def test_learners_with_a_library_each_and_their_losses_by_library(tmp_path):
             tmp_path / "data", tmp_path / "refused", *common,
             "task.data.split=dirichlet", "task.data.split_alpha=0.001",
         )  # fmt: skip
+
+
+def test_pictures_and_names_find_each_other(tmp_path):
+    urls = write_named(tmp_path / "named")
+    simulate(
+        tmp_path / "data", tmp_path / "run", "task=vision_language", "trainer.max_steps=60",
+        "learners=4", "task.data.source=webdataset", f"task.data.path='{urls}'", "task.data.size=8",
+        "task.data.num_shards=8", "task.module.objective=both", "task.module.vit.patch=4",
+        "task.module.vit.width=16", "task.module.gpt.width=16", "task.module.gpt.depth=1",
+        "task.data.batch_size=16", "task.module.optimizer.lr=8e-3", base=QUICK,
+    )  # fmt: skip
+    summary = summary_of(tmp_path / "run")
+    assert summary["task"] == "vision_language" and summary["learners"] == 4
+    assert summary["loss"]["validation"] < 0.8 * summary["loss"]["initial"]
+    metrics = summary["metrics"]
+    assert 8 <= metrics["retrieval_candidates"] <= 12  # names; one in so many by chance
+    assert metrics["recall_at_1"] > 0.3 and metrics["recall_at_5"] > 0.8
+    assert metrics["caption_bits_per_byte"] < 2.5  # 8 without anything learnt
