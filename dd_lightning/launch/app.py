@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,9 +59,11 @@ def run_experiment(config: DictConfig) -> Any:
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     if hydra_config.mode != RunMode.MULTIRUN:
         return _play(folder, values)
-    if hydra_config.runtime.choices.get("hydra/launcher") == "joblib":
-        sweep.end_with_parent()
-    with sweep.open_job(folder, values, hydra_config.overrides.task) as job:
+    is_worker = hydra_config.runtime.choices.get("hydra/launcher") == "joblib"
+    with (
+        sweep.ends_with_sweep() if is_worker else nullcontext(),
+        sweep.open_job(folder, values, hydra_config.overrides.task) as job,
+    ):
         return _play_job(job, values)
 
 

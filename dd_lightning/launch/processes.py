@@ -39,6 +39,7 @@ SCRUBBED = (
     "DD_VIA",
     "DD_KEY",
     "DD_LAUNCHED",
+    "DD_SWEEP_PID",
 )
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

@@ -34,6 +34,8 @@ from dd_lightning.report.read import SUMMARY, TAPE
 from dd_lightning.report.study import JOB
 
 RESOLVER = "job_folder"  # hydra.sweep.subdir asks it
+PID = "DD_SWEEP_PID"  # of the process that runs the sweep, for its workers
+ORPHANED = 130  # exit code of a worker whose sweep is gone
 BESIDE = "resume"  # launcher.resume says how a job is gone on with, not what it is
 
 
@@ -171,13 +173,22 @@ def open_job(folder: Path, values: Mapping[str, Any], overrides: Collection[str]
         yield SweepJob(folder)
 
 
-def end_with_parent() -> None:
-    """Have the kernel send this process SIGTERM once its parent is gone (Linux).
+@contextmanager
+def ends_with_sweep() -> Iterator[None]:
+    """In a worker of joblib: it ends, and the run it plays in order, once its sweep was killed.
 
-    For a worker of joblib, which would else play its job to the end after its sweep was killed.
+    Else it would play the run to its end and then wait for more. The kernel sends SIGTERM, by
+    which a run is interrupted (Linux); a sweep that was gone before is noticed by its pid.
     """
+    sweep = int(os.environ.get(PID, os.getppid()))
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        if os.getppid() == sweep:
+            yield
+    finally:
+        if os.getppid() != sweep:
+            os._exit(ORPHANED)  # nobody reads results any more
 
 
 class SaysHowToGoOn(Callback):
@@ -185,6 +196,7 @@ class SaysHowToGoOn(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Called by Hydra."""
+        os.environ[PID] = str(os.getpid())
         sweep = config.hydra.sweep.dir
         print(
             f"sweep in {sweep}: the same command with hydra.sweep.dir={sweep} goes on with it and "

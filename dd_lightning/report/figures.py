@@ -104,8 +104,11 @@ def _draw_bytes(axes: Axes, series: Series) -> None:
         draw_empty(axes, "no bytes on the tape")
         return
     edges = [*begins, 2 * begins[-1] - begins[-2] if len(begins) > 1 else begins[-1] + 2.0]
-    for rates, colour, label in ((up, BLUE, "all learners, up"), (down, ORANGE, "down")):
-        axes.stairs(rates, edges, color=colour, linewidth=2, label=label)
+    for rates, colour, line, label in (
+        (up, BLUE, "-", "all learners, up"),
+        (down, ORANGE, "--", "down"),  # dashed: where both are equal neither hides the other
+    ):
+        axes.stairs(rates, edges, color=colour, linestyle=line, linewidth=2.5, label=label)
     axes.set_ylim(bottom=0, top=1.25 * max(*up, *down))
     axes.legend(loc="upper right", ncols=2)
 

@@ -22,7 +22,7 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 .finished { color: var(--good); } .failed, .interrupted { color: var(--bad); }
 .tiles { display: flex; flex-wrap: wrap; gap: .6rem; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  padding: .5rem .9rem; min-width: 7.5rem; }
+  padding: .5rem .9rem; min-width: 7.5rem; flex: 1 0 auto; }
 .tile b { display: block; font-size: 1.2rem; } .tile span, .note { color: var(--pale);
   font-size: .88rem; }
 .wide { overflow-x: auto; }
@@ -31,14 +31,12 @@ th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align
   white-space: nowrap; }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
 th { color: var(--pale); font-weight: 600; font-size: .88rem; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem;
-  align-items: start; }
-figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  padding: .6rem; } figure img { display: block; width: 100%; }
+.figures { columns: 2 26rem; column-gap: 1rem; }
+figure { margin: 0 0 1rem; break-inside: avoid; background: var(--card); padding: .6rem;
+  border: 1px solid var(--line); border-radius: .5rem; } figure img { display: block; width: 100%; }
 figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .3rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
   padding: .8rem; overflow-x: auto; font-size: .85rem; }
-@media (max-width: 30rem) { .figures { grid-template-columns: 1fr; } }
 """
 
 

@@ -35,8 +35,8 @@ def question(study: Study) -> str:
 
 
 def answer(study: Study) -> str:
-    """Best and worst group by the study's first measure, and whether seeds explain the gap."""
-    name = study.plan.measures[0]
+    """Lowest and highest group by what is drawn first, beside the seeds' spread, and the fronts."""
+    name = study.plan.drawn[0]
     ranked = [group for group in study.groups if group.measures[name] is not None]
     ranked.sort(key=lambda group: group.measures[name].mean)  # type: ignore[union-attr]
     runs = sum(len(group.runs) for group in study.groups)

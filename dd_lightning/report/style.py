@@ -19,20 +19,21 @@ INK, PALE = "#222222", "#E3E3E3"
 BROWN, BLACK, PAPER = "#7A3B00", "#000000", "#FFFFFF"
 LINES = tuple(zip((BLUE, ORANGE, GREEN, RED, PURPLE, SKY, INK), "os^DvPX", strict=True))
 
-# What each colour is on a dark page: lighter, in the same order of hue.
+# What each colour is on a dark page, in the same order of hue: light enough to be read there, and
+# those that lanes are filled with dark enough for the light ink on them.
 DARK = {
     INK: "#E7EAEE",
     BLACK: "#E7EAEE",
     PAPER: "#1D2228",
     PALE: "#3A424B",
     GREY: "#A3ADB8",
-    BLUE: "#56AEE8",
+    BLUE: "#74BDF2",
     ORANGE: "#F2B134",
-    GREEN: "#35C99E",
-    RED: "#FF8C52",
-    SKY: "#9BD6FA",
+    GREEN: "#2FB38C",
+    RED: "#E8743B",
+    SKY: "#4193C8",
     PURPLE: "#E6A3CB",
-    YELLOW: "#F4E85C",
+    YELLOW: "#B9AD2F",
     BROWN: "#C08A5B",
 }
 

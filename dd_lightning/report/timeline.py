@@ -97,7 +97,8 @@ def _draw_faults(axes: Axes, learners: list[str], series: Series) -> None:
     marks = [(one.at_s, learners.index(one.target)) for one in fired if one.target in learners]
     if marks:
         times, rows = zip(*marks, strict=True)
-        axes.plot(times, rows, "X", markersize=9, color=PURPLE, label="fault", clip_on=False)
+        style = {"markersize": 12, "color": PURPLE, "markeredgecolor": INK, "clip_on": False}
+        axes.plot(times, rows, "X", label="fault", **style)
     across = [one.at_s for one in fired if one.target not in learners]
     for index, at_s in enumerate(across):
         label = None if index or marks else "fault"

@@ -27,9 +27,9 @@ from dd_lightning.launch.leftovers import leftovers
 from tests.simulated_runs import QUICK
 from tests.sweeps import finished, stamps, summaries
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-WAIT_S = 100.0
+WAIT_S = 200.0  # of a busy machine
 TINY = (
     *QUICK,
     "task.module.gpt.width=16",
@@ -79,7 +79,7 @@ class Sweep:
             family = process.children(recursive=True)
             process.kill()
             process.wait()
-            _, alive = psutil.wait_procs(family, timeout=WAIT_S / 3)
+            _, alive = psutil.wait_procs(family, timeout=30.0)
             for one in alive:
                 one.kill()
         assert not alive, [one.cmdline() for one in alive]
