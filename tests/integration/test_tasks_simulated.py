@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from dd_lightning.report.own_metrics import learners_mean
 from tests.named_pictures import write_named
 from tests.pictures import write_pictures
 from tests.simulated_runs import QUICK, simulate
@@ -37,12 +38,16 @@ def test_classifiers_learn_pictures(tmp_path, architecture):
     simulate(
         tmp_path / "data", tmp_path / "run", "task=vision", "trainer.max_steps=40", "learners=4",
         "task.data.source=folder", f"task.data.path={pictures}", "task.data.classes=4",
-        f"task.module.architecture={architecture}", "task.data.num_shards=8", base=QUICK,
+        f"task.module.architecture={architecture}", "task.data.num_shards=8",
+        "trainer.limit_val_batches=1.0", "trainer.val_check_interval=40", base=QUICK,
     )  # fmt: skip
     summary = summary_of(tmp_path / "run")
     assert summary["task"] == "vision" and summary["learners"] == 4
     assert summary["loss"]["validation"] < 0.95 * summary["loss"]["initial"]
     assert summary["metrics"]["accuracy"] > 0.6  # one in four by chance
+    # running statistics are merged too: the global model is about as good as the learners
+    own = learners_mean(tmp_path / "run", "accuracy")
+    assert own is not None and abs(own - summary["metrics"]["accuracy"]) < 0.1
 
 
 def test_learners_with_a_library_each_and_their_losses_by_library(tmp_path):
