@@ -20,6 +20,7 @@ from dd_lightning.launch.settings import check
 from dd_lightning.launch.task import check_task
 from dd_lightning.simulate.run import SimulatedRun
 from tests.integration.test_simulate import Silent
+from tests.named_pictures import write_named
 
 pytestmark = pytest.mark.integration
 
@@ -28,8 +29,15 @@ FILES = {
     for path in (Path(conf.__file__).parent / "experiment").glob("*.yaml")
 }
 STUDIES = sorted(name for name, values in FILES.items() if "study" in values)
-TASKS = {"compare_moe": "text_moe", "compare_vision": "vision", "batch_norm": "vision"}  # else text
+TASKS = {  # of the others: text
+    "compare_moe": "text_moe",
+    "compare_vision": "vision",
+    "compare_vision_language": "vision_language",
+    "batch_norm": "vision",
+}
 GPT = ["task.module.gpt.width=16", "task.module.gpt.heads=2", "task.data.max_bytes=400000"]
+PAIRS = ["task.data.source=webdataset", "task.data.num_shards=8", "task.data.batch_size=8"]
+SMALL = {"text": GPT, "text_moe": GPT, "vision_language": PAIRS}
 TINY = [
     "task.data.validation_samples=16",
     "evaluate.every_s=1000",
@@ -76,8 +84,10 @@ def play(tmp_path, tmp_path_factory):
     data = tmp_path_factory.getbasetemp() / "studies-data"
 
     def run(name: str, *overrides: str) -> dict:
-        gpt = GPT if task_of(name).startswith("text") else []
-        settings = settings_of(name, *gpt, *TINY, f"task.data.cache_dir={data}", *overrides)
+        small = SMALL.get(task_of(name), [])
+        if task_of(name) == "vision_language":
+            small = [*small, f"task.data.path='{write_named(data / 'named')}'"]
+        settings = settings_of(name, *small, *TINY, f"task.data.cache_dir={data}", *overrides)
         module = check_task(settings.values, settings.syncer.num_data_slots)
         outcome = SimulatedRun(settings, tmp_path, module, Silent(), draw=False).execute()
         assert outcome.status == "finished", outcome.problems

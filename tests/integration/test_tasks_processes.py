@@ -7,7 +7,11 @@ from tests.chaos_runs import RUN_TIMEOUT_S, run_with
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-METRICS = {"text_moe": "val_bits_per_byte", "vision": "accuracy"}
+METRICS = {
+    "text_moe": "val_bits_per_byte",
+    "vision": "accuracy",
+    "vision_language": "recall_at_1",
+}
 
 
 @pytest.mark.timeout(RUN_TIMEOUT_S + 10)
