@@ -119,7 +119,6 @@ def _warn(values: Mapping[str, Any]) -> None:
             f"{', '.join(changed)}: no effect under algorithm=data_parallel.", stacklevel=4
         )
     others = {
-        "logger=aim": "aim" in (values.get("logger") or {}),
         "simulate.joins": bool(values["simulate"].get("joins")),
         "simulate.leaves": bool(values["simulate"].get("leaves")),
     }

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dd_lightning.launch.finish_logs import finish_logs
 from dd_lightning.protocol.tape import TapeWriter, read_tape
 from dd_lightning.report.read import EVALUATIONS, SUMMARY, TAPE, read_evaluations, report_run
 from dd_lightning.report.summary import summarize, write_summary
@@ -19,7 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def finish_run(
-    folder: Path, status: str, draw: bool = True, events: Sequence[Mapping[str, Any]] = ()
+    folder: Path,
+    status: str,
+    draw: bool = True,
+    events: Sequence[Mapping[str, Any]] = (),
+    loggers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> float | None:
     """Complete the tape, write `summary.json` and (if `draw`) figures and report.
 
@@ -27,6 +32,7 @@ def finish_run(
         status: finished | failed | interrupted, as the launcher saw it: it stands on the tape where
             the syncer could not write how the run ended, or saw less than the launcher.
         events: more for the tape, whole: what chaos did.
+        loggers: that get the end of the run too, with summary and figures.
 
     Returns:
         Validation loss at the end, None where none was measured.
@@ -42,6 +48,7 @@ def finish_run(
             log.warning("no figures and no report.html: %s", error)
     else:
         write_summary(folder, summarize(read_tape(path)))
+    finish_logs(folder, loggers or {})
     return json.loads((folder / SUMMARY).read_text())["loss"]["validation"]
 
 

@@ -71,8 +71,8 @@ class Roles:
         if resume and self._cut is not None and not self._has_checkpoint_of_its_own():
             command += ["--cut", self._cut]
         command += syncer_arguments(self.folder)
-        if aim := (self.settings.values["logger"] or {}).get("aim"):
-            command += ["--aim", aim["repo"], "--aim-experiment", aim["experiment"]]
+        for name, own in self.settings.loggers.items():
+            command += ["--logger", f"{name}={json.dumps(own)}"]
         launched = {"DD_LAUNCHED": "1"}  # the summary is the launcher's, who knows the evaluations
         return self._child("syncer", command, self.folder / "syncer.log", launched, nice=nice)
 

@@ -114,6 +114,8 @@ class LocalRun:
                 self._outcome.status,
                 draw=self._draws and not interrupt.requested,
                 events=events,
+                # an interrupted run ends within seconds: opening a dashboard again takes as many
+                loggers=None if interrupt.requested else self._settings.loggers,
             )
         return self._outcome
 

@@ -7,7 +7,6 @@ is a ValueError with the setting's name, what was given and what is allowed.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import socket
 import warnings
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from dd_lightning.launch.learner_kind import OVERRIDABLE, check_learner
 from dd_lightning.launch.supervision import ENOUGH_RESTARTS
 from dd_lightning.network.profiles import WanProfile
 from dd_lightning.protocol.config import SyncerConfig, Timeouts
+from dd_lightning.report.loggers import KINDS, check_loggers
 from dd_lightning.report.objective import DEFAULT, check_objective
 from dd_lightning.report.study_plan import StudyPlan
 from dd_lightning.simulate.presence import Presence
@@ -60,7 +60,7 @@ LAUNCHER_KEYS = (
     "resume",
 )
 LAST = "last"  # launcher.resume: from the newest checkpoints
-LOGGERS = ("csv", "aim")
+CSV = "csv"  # the learners' own logger; all others are written by the syncer's process
 MAX_LOCAL_LEARNERS = 200  # each has a loopback address of its own, 127.0.1.1 to 127.0.1.200
 
 
@@ -99,6 +99,11 @@ class Settings:
         return self.launcher["restart_after_s"]
 
     @property
+    def loggers(self) -> dict[str, dict[str, Any]]:
+        """Those that the syncer's process writes, with their settings."""
+        return {name: own for name, own in self.values["logger"].items() if name != CSV}
+
+    @property
     def resume(self) -> str | None:
         """`last` or a cut's id, where an existing run is gone on with."""
         return self.launcher.get("resume")
@@ -135,7 +140,7 @@ def check(values: Mapping[str, Any]) -> Settings:
         checks.seconds(values, name)
     _check_launcher(values)
     _check_learners(values)
-    _check_loggers(values)
+    values["logger"] = _checked_loggers(values)
     _check_algorithm(data_parallel.protocol_settings(values))
     simulated.check(values)
     check_objective(values.get("objective", DEFAULT), StudyPlan.load(values.get("study")))
@@ -287,18 +292,14 @@ def _check_learners(values: Mapping[str, Any]) -> None:
             raise ValueError(f"learner.overrides.{key}: {error}") from error
 
 
-def _check_loggers(values: Mapping[str, Any]) -> None:
-    loggers = checks.get(values, "logger")
-    checks.known_keys(loggers or {}, LOGGERS, "logger.")
-    if "csv" in (loggers or {}):
-        checks.known_keys(loggers["csv"], ("flush_logs_every_n_steps", "prefix"), "logger.csv.")
-    if "aim" in (loggers or {}):
-        if importlib.util.find_spec("aim") is None:
-            raise ValueError(
-                "logger is 'aim', whose package is missing; allowed: csv, or install it with "
-                "`pip install 'dd-lightning[aim]'`."
-            )
-        checks.known_keys(loggers["aim"], ("repo", "experiment"), "logger.aim.")
+def _checked_loggers(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`logger` with the defaults of what is not given."""
+    loggers = checks.get(values, "logger") or {}
+    checks.known_keys(loggers, (CSV, *KINDS), "logger.")
+    own = {CSV: loggers[CSV]} if CSV in loggers else {}
+    if own:
+        checks.known_keys(own[CSV], ("flush_logs_every_n_steps", "prefix"), "logger.csv.")
+    return own | check_loggers({name: loggers[name] for name in loggers if name != CSV})
 
 
 def _check_algorithm(algorithm: Mapping[str, Any]) -> None:

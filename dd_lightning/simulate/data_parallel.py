@@ -113,8 +113,12 @@ class DataParallelRun:
             self._end()
             writer.close()
             status = self._outcome.status
+            goes_on = not self._interrupt.requested
             self._outcome.validation_loss = finish_run(
-                self._folder, status, draw=self._draw and not self._interrupt.requested
+                self._folder,
+                status,
+                draw=self._draw and goes_on,
+                loggers=self._settings.loggers if goes_on else None,
             )
         return self._outcome
 

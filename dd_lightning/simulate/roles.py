@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -76,13 +75,11 @@ class VirtualRoles(Roles):
 
     def _syncer_settings(self, resume: bool) -> SyncerSettings:
         values = self.settings.values
-        aim: dict[str, Any] | None = (values["logger"] or {}).get("aim")
         run_id = f"simulated-{values['seed']}"
         return SyncerSettings(
             listen="virtual",
             run_dir=self.folder,
             resume=resume,
             config=replace(self.settings.syncer, proxied=False, run_id=run_id),
-            aim=aim["repo"] if aim else None,
-            aim_experiment=aim["experiment"] if aim else "",
+            loggers=self.settings.loggers,
         )

@@ -7,8 +7,8 @@ import logging
 import signal
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -40,8 +40,13 @@ from dd_lightning.syncer.trainer import make_trainer
 from dd_lightning.transport.rendezvous import StoreServer, serve_store
 from dd_lightning.transport.syncer_channel import SyncerChannel
 
+if TYPE_CHECKING:
+    from dd_lightning.report.run_log import RunLog
+
 log = logging.getLogger(__name__)
 
+CLOSE_LOGS_S = 15.0  # at the end of a run, for all loggers together to write what is queued
+CLOSE_LOGS_STOPPED_S = 1.0  # when the run was told to end: within `timeouts.shutdown`
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -188,6 +193,7 @@ class SyncerRun:
     # ------------------------------------------------------------------ replaced in virtual time
 
     checkpoint_io: Callable[[], AtomicCheckpointIO] = AtomicCheckpointIO
+    _close_logs_s = CLOSE_LOGS_S
 
     def _make_stream(self) -> RoundStream:
         return RoundStream(self.config.algorithm.fragments + 2)
@@ -288,23 +294,43 @@ class SyncerRun:
 
     def _open_tape(self, close: contextlib.ExitStack) -> TapeFeed:
         described = self._described()
-        listeners = []
-        if self._settings.aim is not None:
-            from dd_lightning.report.aim_log import AimRunLog
-
-            aim = AimRunLog(
-                self._settings.aim, self._settings.aim_experiment, self.config.run_id, described
-            )
-            close.callback(aim.close)
-            listeners.append(aim.event)
+        self._logs = self._open_logs(described)
+        close.callback(self._close_logs)
         tape = TapeWriter(self._settings.run_dir / TAPE)
         close.callback(_close, tape)
-        feed = TapeFeed(tape, listeners)
+        feed = TapeFeed(tape, [log.event for log in self._logs])
         if tape.is_new:
             fields = {"schema": SCHEMA, "config": described, "seed": self.config.seed}
             feed.write("run", 0.0, fields | {"versions": package_versions()})
         reach("start.tape_opened")
         return feed
+
+    def _open_logs(self, described: Mapping[str, Any]) -> list[RunLog]:
+        if not self._settings.loggers:
+            return []
+        from dd_lightning.report.loggers import open_logs
+
+        tape, began_s = self._settings.run_dir / TAPE, self.clock()
+
+        def past() -> Iterator[Mapping[str, Any]]:
+            """What earlier starts wrote; those of this start go to the logs as they are made."""
+            if self._settings.resume and tape.exists():
+                yield from (event for event in read_tape(tape) if event["t_s"] < began_s)
+
+        return open_logs(
+            self._settings.loggers,
+            self.config.run_id,
+            self._settings.run_dir,
+            described,
+            self._began.wall_s,
+            past,
+        )
+
+    def _close_logs(self) -> None:
+        if self._logs:
+            from dd_lightning.report.loggers import close_logs
+
+            close_logs(self._logs, self._close_logs_s)
 
     def _described(self) -> Mapping[str, Any]:
         """The launcher's configuration where there is one, else ours."""
@@ -353,6 +379,11 @@ class SyncerRun:
         if self._module is not None:
             digest = parameters_sha256(dict(self._module.theta.named_parameters()))
         now = self.clock()
+        for one in self._logs:
+            if one.failure is not None:
+                self._feed.warn(f"logger {one.name} lacks the rest of the run: {one.failure}", now)
+        if status == "interrupted":
+            self._close_logs_s = CLOSE_LOGS_STOPPED_S
         reach("end.before_run_end")
         self._feed.write(
             "run_end", now, {"status": status, "parameters_sha256": digest, "seconds": now}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,8 +40,7 @@ class SyncerSettings:
     run_dir: Path
     resume: bool
     config: SyncerConfig
-    aim: str | None
-    aim_experiment: str
+    loggers: dict[str, dict[str, Any]] = field(default_factory=dict)  # see report/loggers.py
     keys: SyncerKeys | None = None
     cut: str | None = None  # restore the whole run from this consistent cut
 
@@ -69,8 +68,7 @@ def parse(argv: list[str]) -> SyncerSettings:
         run_dir=arguments.run_dir,
         resume=arguments.resume,
         config=config,
-        aim=arguments.aim,
-        aim_experiment=arguments.aim_experiment,
+        loggers=_load_loggers(arguments.logger),
         keys=keys,
         cut=arguments.cut,
     )
@@ -106,6 +104,24 @@ def load_config(file: Path | None, overrides: list[str]) -> SyncerConfig:
     resolve("codec", config.algorithm.codec, CODECS)
     resolve("fragmentation", config.algorithm.fragmentation, FRAGMENTERS)
     return config
+
+
+def _load_loggers(given: list[str]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for one in given:
+        name, _, text = one.partition("=")
+        try:
+            options = yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            raise refuse("--logger", one, "NAME or NAME={...}", str(error)) from error
+        if not isinstance(options, dict):
+            raise refuse("--logger", one, "NAME or NAME={...}, such as 'aim={repo: DIR}'")
+        found[name] = options
+    if not found:
+        return found
+    from dd_lightning.report.loggers import check_loggers
+
+    return check_loggers(found)
 
 
 def _load_keys(key: Path | None, allow: Path | None) -> SyncerKeys | None:
@@ -191,7 +207,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow", type=Path, metavar="FILE|DIR", help="allowed.yaml beside it: who may come in")
     add("--resume", action="store_true", help="go on from the newest whole checkpoint")
     add("--cut", metavar="ID", help="with --resume: restore the whole run from this cut instead")
-    add("--aim", metavar="REPO", help="write the run to the Aim repository in this folder")
-    add("--aim-experiment", default="decoupled-diloco", help="Aim's name for such runs")
+    add(
+        "--logger",
+        action="append",
+        default=[],
+        metavar="NAME[={...}]",
+        help="aim, tensorboard or wandb, with settings as 'aim={repo: DIR}'; may be repeated",
+    )
     add("settings", nargs="*", help="key=value, such as algorithm=short_run learners=4")
     return parser
