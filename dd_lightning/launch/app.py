@@ -26,7 +26,7 @@ from dd_lightning.launch import data_parallel, sweep
 from dd_lightning.launch.refusals import one_line
 from dd_lightning.launch.resume import read_run, without_effect
 from dd_lightning.launch.run import LocalRun
-from dd_lightning.launch.settings import Settings, check
+from dd_lightning.launch.settings import Settings, check, named
 from dd_lightning.launch.task import check_task
 from dd_lightning.launch.view import open_view
 from dd_lightning.report.objective import objective_of
@@ -57,6 +57,7 @@ def run_experiment(config: DictConfig) -> Any:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    values = named(values, hydra_config.runtime.choices.get("experiment"))
     if hydra_config.mode != RunMode.MULTIRUN:
         return _play(folder, values)
     is_worker = hydra_config.runtime.choices.get("hydra/launcher") == "joblib"

@@ -153,6 +153,14 @@ def check(values: Mapping[str, Any]) -> Settings:
     return _awaiting_restarts(settings)
 
 
+def named(values: dict[str, Any], experiment: str | None) -> dict[str, Any]:
+    """The values with the launched experiment's name where `logger.aim.experiment` gives none."""
+    aim = (values["logger"] or {}).get("aim")
+    if experiment is None or not isinstance(aim, dict) or aim.get("experiment") is not None:
+        return values
+    return {**values, "logger": {**values["logger"], "aim": {**aim, "experiment": experiment}}}
+
+
 def run_shape(values: Mapping[str, Any]) -> RunShape:
     """What a fault plan must fit, from a resolved configuration."""
     algorithm, learners = data_parallel.protocol_settings(values), values["learners"]

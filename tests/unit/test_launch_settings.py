@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from dd_lightning.launch.settings import check, learner_values
+from dd_lightning.launch.settings import check, learner_values, named
 from dd_lightning.launch.task import check_task
 
 pytestmark = pytest.mark.unit
@@ -164,3 +164,13 @@ def test_a_trace_takes_the_place_of_a_distribution(tmp_path):
 
 def test_simulated_settings_that_act_are_taken_in_silence():
     check(resolved("experiment=smoke", "mode=simulate", "simulate.speeds=[1,0.5]"))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "given", "shown"),
+    [("demo", "null", "demo"), ("demo", "mine", "mine"), (None, "null", None)],
+)
+def test_aim_groups_runs_by_the_launched_experiment_unless_told_otherwise(experiment, given, shown):
+    values = resolved("logger=[csv,aim]", f"logger.aim.experiment={given}")
+    settings = check(named(values, experiment))
+    assert settings.loggers == {"aim": {"repo": ".", "experiment": shown}}
