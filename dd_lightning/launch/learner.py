@@ -65,7 +65,7 @@ def train(
     strategy = DecoupledDiLoCoStrategy(
         syncer,
         learner=learner,
-        inner=inner_of(values),
+        inner=inner_of(values, module),
         data="none" if takes_slots(values) else "shard",
         connect_timeout=values["timeouts"]["connect"],
         data_slot=slot,

@@ -13,7 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    Strategy,
+)
+from torch import nn
 
 from dd_lightning.launch import checks
 
@@ -33,6 +39,7 @@ class Kind:
 KINDS = {
     "single": Kind(is_group=False),
     "ddp": Kind(is_group=True, inner=DDPStrategy),
+    "fsdp": Kind(is_group=True, inner=FSDPStrategy),
     "fsdp2": Kind(is_group=True, inner=ModelParallelStrategy),
 }
 
@@ -60,8 +67,12 @@ def check_learner(values: Mapping[str, Any]) -> None:
         )
 
 
-def inner_of(values: Mapping[str, Any]) -> str | Strategy:
-    """What the strategy of this learner extends."""
+def inner_of(values: Mapping[str, Any], module: nn.Module) -> str | Strategy:
+    """What the strategy of this learner extends.
+
+    Args:
+        module: under FSDP1, each module of its `unit_classes` is a unit, and what is left is one.
+    """
     name, devices = values["learner"]["name"], values["learner"]["devices"]
     inner = KINDS[name].inner
     if inner is None:
@@ -71,6 +82,9 @@ def inner_of(values: Mapping[str, Any]) -> str | Strategy:
         return ModelParallelStrategy(
             devices, 1, save_distributed_checkpoint=False, timeout=RANKS_WAIT
         )
+    if inner is FSDPStrategy:
+        units = set(getattr(module, "unit_classes", ()))
+        return FSDPStrategy(timeout=RANKS_WAIT, auto_wrap_policy=units or None)
     return DDPStrategy(timeout=RANKS_WAIT)
 
 

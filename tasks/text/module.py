@@ -11,7 +11,7 @@ from torch import Tensor
 from dd_lightning.tasks.group_losses import log_group_losses
 from dd_lightning.tasks.optimizer import OptimizerConfig, adamw, build_config
 
-from .gpt import GPT, GPTConfig
+from .gpt import GPT, Block, GPTConfig
 
 
 class GPTModule(pl.LightningModule):
@@ -25,6 +25,8 @@ class GPTModule(pl.LightningModule):
         gpt: fields of `GPTConfig`.
         optimizer: fields of `OptimizerConfig`.
     """
+
+    unit_classes = (Block,)  # what `learner=fsdp` shards as units
 
     def __init__(
         self, gpt: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None

@@ -11,7 +11,6 @@ from lightning.pytorch.strategies import (
     DeepSpeedStrategy,
     FSDPStrategy,
     SingleDeviceStrategy,
-    Strategy,
 )
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.strategies.xla import XLAStrategy
@@ -20,6 +19,7 @@ from torch.distributed.fsdp import ShardingStrategy
 
 from dd_lightning import DecoupledDiLoCoStrategy
 from dd_lightning.learner.flat_shards import FlatShard
+from tests.foreign_strategy import Foreign
 
 pytestmark = pytest.mark.unit
 ADDRESS = "tcp://127.0.0.1:29400"
@@ -32,28 +32,6 @@ class OwnDevice(SingleDeviceStrategy):
 
 class OwnDDP(DDPStrategy):
     """A user's."""
-
-
-class Foreign(Strategy):
-    """Of no kind that we know; one process."""
-
-    root_device = torch.device("cpu")
-    is_global_zero = True
-
-    def model_to_device(self):
-        self.model.to(self.root_device)
-
-    def all_gather(self, tensor, group=None, sync_grads=False):
-        return tensor
-
-    def barrier(self, name=None):
-        pass
-
-    def broadcast(self, obj, src=0):
-        return obj
-
-    def reduce(self, tensor, *args, **kwargs):
-        return tensor
 
 
 def over(inner, **options):

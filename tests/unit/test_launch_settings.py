@@ -48,7 +48,7 @@ WRONG = [
     ("launcher.listen='tcp://0.0.0.0:0'", "allowed: an address 127.x.x.x"),
     ("+launcher.nodes=2", "launcher.nodes is 2, but it is not a setting"),
     ("learner.devices=2", "learner.devices is 2; allowed: 1 under learner=single"),
-    ("learner.name=zero", r"learner.name is 'zero'; allowed: single \| ddp \| fsdp2"),
+    ("learner.name=zero", r"learner.name is 'zero'; allowed: single \| ddp \| fsdp \| fsdp2"),
     ("learner.overrides={1: {learner: {devices: 2}}}", "learner.overrides.1: learner.devices is 2"),
     ("learner.overrides={9: {}}", "learner.overrides.9 is .* not a setting; allowed: 0, 1, 2, 3"),
     ("learner.overrides={1: 3}", "learner.overrides.1 is 3; allowed: a mapping"),
