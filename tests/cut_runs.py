@@ -95,8 +95,7 @@ class Run:
     def execute(self) -> str:
         """To its end; its status. The first error of a learner is raised."""
         settings = SyncerSettings(
-            "tcp://127.0.0.1:0", self.folder, self.cut is not None, self.config, None, "",
-            cut=self.cut,
+            "tcp://127.0.0.1:0", self.folder, self.cut is not None, self.config, cut=self.cut
         )  # fmt: skip
         with contextlib.ExitStack() as close:
             self.syncer = SyncerRun(settings, close)

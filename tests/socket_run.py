@@ -16,7 +16,7 @@ from tests.trainers import WAIT_S
 def run_over_sockets(folder, config, *learners):
     """Run functions of (address) until the syncer is done; the tape's events. The first error of a
     learner is raised here."""
-    settings = SyncerSettings("tcp://127.0.0.1:0", folder, False, config, None, "")
+    settings = SyncerSettings("tcp://127.0.0.1:0", folder, False, config)
     errors = []
 
     def guarded(function, address):
