@@ -99,8 +99,8 @@ def _faults(told: Told) -> str:
     lost = sum(one["tokens_lost"] for one in learners) / tokens
     count = sum(told.fired.values())
     return (
-        f"{_counted(count, 'fault')} ({kinds}) cost {lost:.1%} of the tokens; somebody trained "
-        f"{summary['uptime']:.1%} of the time (uptime)"
+        f"With {_counted(count, 'fault')} ({kinds}) {lost:.1%} of the tokens were lost, whatever "
+        f"the cause; somebody trained {summary['uptime']:.1%} of the time (uptime)"
     )
 
 

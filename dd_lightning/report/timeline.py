@@ -139,7 +139,7 @@ def _draw_versions(axes: Axes, merges: Sequence[MergePoint]) -> None:
         high.append(max(versions.values()))
     axes.step(times, high, where="post", color=BLUE, label="newest fragment")
     axes.step(times, low, where="post", color=ORANGE, label="oldest fragment")
-    axes.set_ylim(0, 1.1 * max(high))
+    axes.set_ylim(0, 1.5 * max(high))  # room for the legend
     axes.legend(loc="upper left", ncols=2)
 
 

@@ -52,6 +52,25 @@ REAL = (
     "task.data.max_bytes=300000",
     "chaos.min_left_s=0",
 )
+JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+WORKERS = """
+import os, sys, time
+from pathlib import Path
+from joblib import Parallel, delayed
+from dd_lightning.launch import sweep
+from dd_lightning.launch.interrupt import Interrupt
+
+def job(folder, number):
+    with sweep.ends_with_sweep(), Interrupt() as interrupt:
+        Path(folder, f"{number}.begun").write_text(str(os.getpid()))
+        while not interrupt.requested:
+            time.sleep(0.02)
+        Path(folder, f"{number}.interrupted").touch()
+        raise KeyboardInterrupt
+
+os.environ[sweep.PID] = str(os.getpid())
+Parallel(n_jobs=2)(delayed(job)(sys.argv[1], number) for number in range(4))
+"""
 
 
 class Sweep:
@@ -113,7 +132,8 @@ def means_and_spreads(folder: Path, settings: tuple[str, ...]) -> dict[tuple[str
 @pytest.mark.parametrize(
     ("networks", "learners", "kill_at", "launcher"),
     [
-        ("lan,us_eu", "2", 1, ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
+        pytest.param("lan,us_eu", "2", 1, [], id="2x1x2"),
+        pytest.param("lan,us_eu", "2", 1, JOBLIB, marks=[pytest.mark.slow], id="joblib"),
         pytest.param(
             "lan,us_eu,three_continents", "2,3,4", 7, [], marks=[pytest.mark.slow], id="3x3x2"
         ),
@@ -144,6 +164,24 @@ def test_a_killed_sweep_goes_on_and_its_report_is_that_of_its_summaries(
         key = (row["network"], row.get("learners", learners))
         told = [row["validation_loss_mean"], row["validation_loss_std"], row["runs"]]
         assert [float(one) for one in told] == pytest.approx(own[key], rel=1e-12)
+
+
+def test_workers_of_joblib_end_in_order_once_their_sweep_was_killed(tmp_path):
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    process = psutil.Popen([sys.executable, str(script), str(tmp_path)])
+    deadline = time.monotonic() + WAIT_S
+    while len(list(tmp_path.glob("*.begun"))) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    family = process.children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=30.0)
+    for one in alive:
+        one.kill()
+    assert not alive, [one.cmdline() for one in alive]
+    assert {path.stem for path in tmp_path.glob("*.interrupted")} == {"0", "1"}  # not 2 and 3
 
 
 @pytest.mark.slow

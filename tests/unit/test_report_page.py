@@ -136,7 +136,8 @@ def test_the_question_of_the_run_is_answered_at_the_top() -> None:
 def test_faults_are_asked_for_and_what_they_cost_is_said() -> None:
     told = Told(summarize(small_tape()), 400, fired={"kill": 3, "kill_syncer": 1})
     assert question(told) == "Did the run hold up under 4 faults, and what did they cost?"
-    assert "4 faults (3 kill, 1 kill syncer) cost " in answer(told)
+    assert "With 4 faults (3 kill, 1 kill syncer) " in answer(told)
+    assert "% of the tokens were lost, whatever the cause; somebody trained " in answer(told)
 
 
 @pytest.mark.parametrize(
