@@ -36,6 +36,7 @@ class AimWriter:
     def __init__(self, repo: str, experiment: str) -> None:
         self._repo, self._experiment = repo, experiment
         self._run: Run | None = None
+        self._noted: set[tuple[str, int]] = set()  # kind and step of texts
 
     def begin(self, about: About, key: str | None) -> str:
         """Key: the Aim run's hash."""
@@ -96,12 +97,15 @@ class AimWriter:
             )
 
     def note(self, note: Note) -> None:
-        """A text at its millisecond: two of one second are both kept."""
+        """A text at its millisecond, or the next free one: Aim keeps one text a step."""
         from aim import Text
 
+        kind, step = "fault" if note.kind == "fault" else "course", int(1000 * note.at_s)
+        while (kind, step) in self._noted:
+            step += 1
+        self._noted.add((kind, step))
         text = Text(f"{note.at_s:.1f} s: {note.text}")
-        step = int(1000 * note.at_s)
-        self._opened.track(text, name="events", step=step, context={"kind": note.kind})
+        self._opened.track(text, name="events", step=step, context={"kind": kind})
 
     def end(self, summary: Mapping[str, Any], figures: Sequence[Path]) -> None:
         """Figures as images, the summary as parameters."""

@@ -126,7 +126,7 @@ def test_aim_has_config_tags_summary_notes_and_figures(played: Played) -> None:
     assert run["hparams", "learners"] == 2 and run["config", "network", "name"] == "us_eu"
     assert run["summary", "status"] == "finished"
     assert run["summary", "loss", "validation"] == played.summary["loss"]["validation"]
-    for kind, said in (("fault", "s: kill, learner 1"), ("join", "learner 1 joined")):
+    for kind, said in (("fault", "s: kill, learner 1"), ("course", "learner 1 joined")):
         texts = run.get_text_sequence("events", Context({"kind": kind})).values.sparse_list()[1]
         assert any(said in text.data for text in texts), texts
     drawn = run.get_image_sequence("figure", Context({"report": "figure"}))
