@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dd_lightning.report.read import SUMMARY, read_events
-from dd_lightning.report.study_measures import COSTS, LOSS, MEASURES, Measured, StudyFacts
+from dd_lightning.report.study_measures import COSTS, LOSS, Measured, StudyFacts, measure_of
 from dd_lightning.report.study_plan import StudyPlan
 
 CONFIG = "config.yaml"
@@ -145,7 +145,7 @@ def _group(
         for run in finished
     ]
     names = dict.fromkeys((*plan.measures, *plan.drawn, LOSS, *COSTS))
-    values = {name: tuple(MEASURES[name].of(run) for run in measured) for name in names}
+    values = {name: tuple(measure_of(name).of(run) for run in measured) for name in names}
     spreads = {
         name: Spread.of([value for value in found if value is not None])
         for name, found in values.items()

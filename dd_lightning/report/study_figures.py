@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dd_lightning.report.figures import engineering
 from dd_lightning.report.pareto import write_pareto
 from dd_lightning.report.study import Group, Study, short
-from dd_lightning.report.study_measures import MEASURES, sent_at
+from dd_lightning.report.study_measures import measure_of, sent_at
 from dd_lightning.report.study_timeline import draw_timelines
 from dd_lightning.report.style import (
     LINES,
@@ -66,7 +66,7 @@ def axis_label(setting: str) -> str:
 
 def _draw_measure(axes: Axes, study: Study, name: str, legend: bool) -> None:
     """A dot for each run, a line through the means of each line of the study."""
-    measure, places = MEASURES[name], _places(study)
+    measure, places = measure_of(name), _places(study)
     axes.set_ylabel(measure.label)
     lines: dict[str, list[Group]] = {}
     for group in study.groups:

@@ -104,6 +104,13 @@ def _metric(name: str) -> Callable[[Measured], float | None]:
     return lambda run: finite(run.summary["metrics"].get(name))
 
 
+def _worst_group(run: Measured) -> float | None:
+    """Of task.data.group_losses=true: the highest loss of a group (era, class, library)."""
+    metrics = run.summary["metrics"].items()
+    known = [finite(value) for name, value in metrics if name.startswith("validation_loss_")]
+    return max((value for value in known if value is not None), default=None)
+
+
 def _own_accuracy(run: Measured) -> float | None:
     """Of learners that validate their own weights (trainer.limit_val_batches above 0)."""
     return None if run.folder is None else learners_mean(run.folder, "accuracy")
@@ -191,6 +198,7 @@ MEASURES: dict[str, Measure] = {
     "validation_loss": Measure("validation loss of Θ", _summary("loss", "validation"), form=".4f"),
     "initial_loss": Measure("at the start", _summary("loss", "initial"), form=".4f"),
     "bits_per_byte": Measure("bits per byte", _metric("bits_per_byte"), form=".4f"),
+    "worst_group_loss": Measure("validation loss of the worst group", _worst_group, form=".4f"),
     "accuracy": Measure("accuracy (%)", _metric("accuracy"), 100.0, ".1f"),
     "learner_accuracy": Measure("mean accuracy of learners (%)", _own_accuracy, 100.0, ".1f"),
     "accuracy_lost": Measure("lost by merging (points)", _accuracy_lost, 100.0, ".2f"),
@@ -229,3 +237,21 @@ MEASURES: dict[str, Measure] = {
     "largest_fragment": Measure("largest fragment / mean", _largest_fragment, form=".2f"),
     "link_needed": Measure("link a learner needs (Mbit/s)", _link_needed, form=".2f"),
 }
+
+
+OF_METRICS = "metrics."  # before the name of any metric that a task logs of Θ
+
+
+def find_measure(name: str) -> Measure | None:
+    """The measure of that name: one of `MEASURES`, or metrics.NAME; None: there is none."""
+    metric = name.removeprefix(OF_METRICS)
+    if metric != name and metric:
+        return Measure(metric.replace("_", " "), _metric(metric), form=".4f")
+    return MEASURES.get(name)
+
+
+def measure_of(name: str) -> Measure:
+    """The same of a name that was checked."""
+    found = find_measure(name)
+    assert found is not None, name
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dd_lightning.report.study_measures import MEASURES
+from dd_lightning.report.study_measures import MEASURES, find_measure
 
 DEFAULT_MEASURES = ("validation_loss", "goodput", "contributors", "seconds", "bytes", "faults")
 MOST_DRAWN = 3
@@ -55,10 +55,10 @@ class StudyPlan:
     def __post_init__(self) -> None:
         for setting, names in (("measures", self.measures), ("draw", self.draw)):
             for name in names:
-                if name not in MEASURES:
+                if find_measure(name) is None:
                     raise ValueError(
-                        f"study.{setting} has {name!r}; allowed: {', '.join(MEASURES)}."
-                        + hint(name, MEASURES)
+                        f"study.{setting} has {name!r}; allowed: {', '.join(MEASURES)}, "
+                        "metrics.NAME." + hint(name, MEASURES)
                     )
         if not self.measures:
             raise ValueError("study.measures is empty; allowed: at least one of the measures.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from dd_lightning.report.study import SEED, Group, Spread, Study, short
 from dd_lightning.report.study_compare import Compared, compare
-from dd_lightning.report.study_measures import MEASURES
+from dd_lightning.report.study_measures import measure_of
 
 NOT_MEASURED = "–"
 STATISTICS = ("mean", "std", "least", "most")
@@ -19,7 +19,7 @@ def markdown(study: Study) -> str:
     """One row a group: mean ± sample standard deviation over its runs."""
     names, compared = study.plan.measures, compare(study)
     unfinished = any(group.unfinished for group in study.groups)
-    head = [*map(short, study.swept), "runs", *(MEASURES[name].label for name in names)]
+    head = [*map(short, study.swept), "runs", *(measure_of(name).label for name in names)]
     if compared:
         head += ["loss fell by", "in spreads", f"behind {study.plan.baseline}"]
     rows = [head + (["not finished"] if unfinished else []), ["---"] * (len(head) + unfinished)]
@@ -44,7 +44,7 @@ def cell(name: str, spread: Spread | None, runs: int) -> str:
     """
     if spread is None:
         return NOT_MEASURED
-    measure = MEASURES[name]
+    measure = measure_of(name)
     said = format(spread.mean * measure.scale, measure.form)
     if spread.std:
         said += f" ± {spread.std * measure.scale:{measure.form}}"

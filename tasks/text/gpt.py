@@ -159,6 +159,10 @@ class GPT(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, ids_BS: Tensor, prefix_BPD: Tensor | None = None) -> Tensor:
+        return self.head(self.features(ids_BS, prefix_BPD))
+
+    def features(self, ids_BS: Tensor, prefix_BPD: Tensor | None = None) -> Tensor:
+        """Last hidden states `[B, P + S, D]`, each of the tokens up to its own."""
         x_BSD = self.embedding(ids_BS)
         if prefix_BPD is not None:
             x_BSD = torch.cat((prefix_BPD, x_BSD), dim=1)
@@ -176,7 +180,7 @@ class GPT(nn.Module):
         x_BSD = self.dropout(x_BSD)
         for block in self.blocks:
             x_BSD = block(x_BSD, rope)
-        return self.head(self.norm(x_BSD))
+        return self.norm(x_BSD)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -54,6 +54,10 @@ class GPTModule(pl.LightningModule):
     def forward(self, ids_BS: Tensor) -> Tensor:
         return self.model(ids_BS)
 
+    def features(self, ids_BS: Tensor) -> Tensor:
+        """Last hidden states `[B, S, D]`: what other tasks may learn from."""
+        return self.model.features(ids_BS)
+
     @staticmethod
     def count_tokens(batch: Mapping[str, Tensor]) -> int:
         """Number of target tokens in a batch."""

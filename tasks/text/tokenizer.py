@@ -65,6 +65,10 @@ class ByteTokenizer:
         """Tokens of `text`, `[tokens]`."""
         return np.frombuffer(text, dtype=self.dtype)
 
+    def num_bytes(self, tokens: np.ndarray) -> int:
+        """Bytes that the tokens stand for."""
+        return len(tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class BytePairTokenizer:
@@ -111,6 +115,10 @@ class BytePairTokenizer:
         """Tokens of `text`, `[tokens]`."""
         ids = self.model.encode(text.decode("latin-1"), add_special_tokens=False).ids
         return np.array(ids, dtype=self.dtype)
+
+    def num_bytes(self, tokens: np.ndarray) -> int:
+        """Bytes that the tokens stand for."""
+        return sum(len(self.model.id_to_token(token)) for token in tokens.tolist())
 
 
 def token_bytes(folder: Path) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import subprocess
 import sys
 from functools import cache
@@ -19,6 +20,8 @@ from dd_lightning.cli import main
 from dd_lightning.launch.settings import check
 from dd_lightning.launch.task import check_task
 from dd_lightning.simulate.run import SimulatedRun
+from dd_lightning.tasks.text.corpus import Document
+from dd_lightning.tasks.text.sotu import ERAS
 from tests.integration.test_simulate import Silent
 from tests.named_pictures import write_named
 
@@ -44,6 +47,7 @@ TINY = [
     "checkpoint.every_s=1000",
     "simulate.step_s=0.5",  # so that a few steps outlast the handshakes
 ]
+EXTRA = {"eras": ["task.data.validation_samples=300"]}  # some of each era
 SECONDS = 110.0  # for four tiny jobs at once, on a busy machine
 
 
@@ -78,15 +82,28 @@ def settings_of(name: str, *overrides: str):
     return check(OmegaConf.to_container(config, resolve=True))
 
 
+def addresses(count: int = 160) -> list[Document]:
+    """In the place of those that npm gets."""
+    draw, eras = random.Random(0), list(ERAS.values())
+    words = ["peace", "union", "congress", "treaty", "people", "of the", "economy"]
+    return [
+        Document(str(index), " ".join(draw.choices(words, k=150)).encode(), eras[index % 4])
+        for index in range(count)
+    ]
+
+
 @pytest.fixture
-def play(tmp_path, tmp_path_factory):
+def play(tmp_path, tmp_path_factory, monkeypatch):
     """Plays a job of a study, tiny; gives its summary."""
+    prepare = sys.modules["dd_lightning.tasks.text.prepare"]  # a function has its name
+    monkeypatch.setattr(prepare, "sotu_documents", addresses)
     data = tmp_path_factory.getbasetemp() / "studies-data"
 
     def run(name: str, *overrides: str) -> dict:
         small = SMALL.get(task_of(name), [])
         if task_of(name) == "vision_language":
             small = [*small, f"task.data.path='{write_named(data / 'named')}'"]
+        overrides = (*EXTRA.get(name, ()), *overrides)
         settings = settings_of(name, *small, *TINY, f"task.data.cache_dir={data}", *overrides)
         module = check_task(settings.values, settings.syncer.num_data_slots)
         outcome = SimulatedRun(settings, tmp_path, module, Silent(), draw=False).execute()
@@ -99,7 +116,7 @@ def play(tmp_path, tmp_path_factory):
 def test_the_studies_are_those_promised():
     first = {"timelines", "heterogeneous", "merge_rule", "learners"}
     first |= {"fragments", "scavenging", "failures", "apply"}
-    assert set(STUDIES) == first | {"compare_text", *TASKS}
+    assert set(STUDIES) == first | {"compare_text", "eras", *TASKS}
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -13,7 +13,13 @@ from dd_lightning.cli import main
 from dd_lightning.report.own_metrics import learners_mean
 from dd_lightning.report.study import Spread, read_study
 from dd_lightning.report.study_compare import compare
-from dd_lightning.report.study_measures import Measured, StudyFacts, loss_at, seconds_to_loss
+from dd_lightning.report.study_measures import (
+    Measured,
+    StudyFacts,
+    loss_at,
+    measure_of,
+    seconds_to_loss,
+)
 from dd_lightning.report.study_plan import StudyPlan
 from dd_lightning.report.study_table import cell
 from dd_lightning.report.summary import summarize, write_summary
@@ -270,3 +276,14 @@ def test_what_is_drawn_by_default():
 def test_a_wrong_study_is_refused_by_name(values, said):
     with pytest.raises(ValueError, match=said):
         StudyPlan.load(values)
+
+
+def test_any_metric_of_the_task_is_a_measure():
+    losses = {"validation_loss_era_a": 2.0, "validation_loss_era_b": 3.0, "bits_per_byte": 9.0}
+    run = Measured({"metrics": losses})
+    assert measure_of("metrics.validation_loss_era_a").of(run) == 2.0
+    assert measure_of("metrics.other").of(run) is None
+    assert measure_of("worst_group_loss").of(run) == 3.0
+    assert measure_of("worst_group_loss").of(Measured({"metrics": {}})) is None
+    with pytest.raises(ValueError, match=r"study.measures has 'metric.x'; allowed: .*metrics.NAME"):
+        StudyPlan(measures=("metric.x",))
