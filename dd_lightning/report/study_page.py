@@ -9,7 +9,7 @@ from pathlib import Path
 from dd_lightning.report.page import as_json, figure, render_page
 from dd_lightning.report.pareto import costs_of, front, points
 from dd_lightning.report.study import Group, Spread, Study, short
-from dd_lightning.report.study_measures import MEASURES
+from dd_lightning.report.study_measures import measure_of
 from dd_lightning.report.study_table import as_json as study_json
 from dd_lightning.report.study_table import cell, markdown
 
@@ -55,7 +55,7 @@ def answer(study: Study) -> str:
 
 def _between(study: Study, name: str, low: Group, high: Group) -> str:
     """`Validation loss of Θ from 1.64 ± 0.01 (lan) to 1.70 ± 0.02 (us_eu)`, and what seeds do."""
-    label = MEASURES[name].label
+    label = measure_of(name).label
     low_spread, high_spread = low.measures[name], high.measures[name]
     assert low_spread is not None and high_spread is not None  # they were ranked by it
     ends = [
