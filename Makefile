@@ -21,11 +21,18 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 
+# Two at a time where the clock has no say, then the rest, each with the processors for itself.
+TOGETHER := unit or property or virtual
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+	@failed=0; set -x; \
+	$(PYTEST) -n 2 --dist loadfile -m "not slow and ($(TOGETHER))" || failed=1; \
+	$(PYTEST) -m "not slow and not ($(TOGETHER))" || failed=1; \
+	exit $$failed
 
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	$(PYTEST)
 
 # Ctrl-C ends `aim up` but not the server it starts: hence a session of its own, ended as a group.
 dashboard: $(STAMP)

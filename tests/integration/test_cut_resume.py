@@ -15,6 +15,7 @@ from tests.trainers import WAIT_S, StartTogether, assert_equal, values
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.virtual,
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
 ]
 

@@ -17,6 +17,7 @@ from tests.trainers import QUIET, WAIT_S, Regression, run_threads
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.virtual,
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),

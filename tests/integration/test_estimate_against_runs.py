@@ -14,7 +14,7 @@ from dd_lightning.simulate.estimate import estimate
 from dd_lightning.simulate.run import SimulatedRun
 from tests.simulated_runs import Silent
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 TINY = [
     "experiment=smoke",

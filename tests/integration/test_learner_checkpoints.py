@@ -18,6 +18,7 @@ from tests.trainers import QUIET, WAIT_S, Regression, assert_equal, loader, run_
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.virtual,
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),

@@ -12,6 +12,7 @@ from tests.trainers import QUIET, WAIT_S, Regression, assert_equal, loader, run_
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.virtual,
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
 ]
 ADDRESS = "tcp://127.0.0.1:1"

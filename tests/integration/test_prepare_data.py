@@ -11,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_data.py"
 TIMEOUT_S = 100

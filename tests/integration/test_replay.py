@@ -11,7 +11,7 @@ from dd_lightning.cli import main
 from dd_lightning.protocol.tape import read_tape
 from tests.integration.test_simulate import simulate  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 
 def replayed(capsys, folder):

@@ -20,7 +20,7 @@ from dd_lightning.report.loggers import check_loggers, close_logs, open_logs
 from tests.fleet_tapes import fleet_tape
 from tests.simulated_runs import TINY, simulate
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 END_S = 60.0  # to write what is queued, on a machine that does much else
 # One run, until it is told to end or killed; says so once everything is with Aim

@@ -17,7 +17,7 @@ from dd_lightning.protocol.tape import read_tape
 from dd_lightning.simulate.run import SimulatedRun
 from tests.simulated_runs import Silent
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 TINY = [
     "experiment=smoke",

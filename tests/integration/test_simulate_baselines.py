@@ -18,7 +18,7 @@ from dd_lightning.report.summary import summarize
 from dd_lightning.simulate.data_parallel import DataParallelRun
 from dd_lightning.simulate.run import SimulatedRun
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "schema" / "summary.schema.json").read_text())
 STEPS, LEARNERS, TOKENS = 24, 2, 128  # tokens a batch: 2 sequences of 64

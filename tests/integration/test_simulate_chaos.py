@@ -14,7 +14,7 @@ from dd_lightning.protocol.tape import read_tape
 from tests.chaos_runs import FaultyRun, assert_accounted
 from tests.simulated_runs import Silent, prepare, settings_of, simulate
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from dd_lightning.simulate.network import VirtualNetwork
 from dd_lightning.transport.frames import DATA
 from tests.integration.test_simulate import simulate  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 BOUND_S = 2.0  # beyond a round trip, as in tests/integration/test_outage.py
 CALM = ["network=us_eu", "network.links.default.jitter_ms=0"]

@@ -13,7 +13,7 @@ from dd_lightning.launch.task import check_task
 from dd_lightning.simulate.run import SimulatedRun
 from tests.integration.test_estimate_against_runs import TINY, Silent
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 STEPS = 24
 

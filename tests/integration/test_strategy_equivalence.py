@@ -21,6 +21,7 @@ from tests.trainers import (
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.virtual,
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
 ]
 ADDRESS = "tcp://127.0.0.1:1"

@@ -25,7 +25,7 @@ from dd_lightning.tasks.text.sotu import ERAS
 from tests.integration.test_simulate import Silent
 from tests.named_pictures import write_named
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 FILES = {
     path.stem: yaml.safe_load(path.read_text())

@@ -9,7 +9,7 @@ from tests.named_pictures import write_named
 from tests.pictures import write_pictures
 from tests.simulated_runs import QUICK, simulate
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 
 def summary_of(folder):

@@ -14,7 +14,7 @@ from dd_lightning.simulate.replay_script import MergeStep
 from dd_lightning.simulate.what_if import with_quorum
 from tests.integration.test_simulate import simulate  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 
 @pytest.fixture(scope="module")
