@@ -49,6 +49,8 @@ def _unknown_key(error: OmegaConfBaseException) -> str:
     near = difflib.get_close_matches(str(error.key), allowed, n=1)
     name = f"{prefix}.{near[0]}" if prefix and near else "".join(near)
     hint = f" Did you mean {name}?" if near else ""
+    if str(error.key) == "_target_":  # Hydra merges a mapping into the one that is there
+        hint = f" For a class of your own: '~{prefix}' '+{prefix}={{_target_: your.Class, ...}}'."
     return f"{full} is not a setting; allowed: {', '.join(allowed)}.{hint}"
 
 

@@ -54,6 +54,13 @@ def test_a_near_name_is_suggested(capsys):
     assert "Did you mean algorithm.fragments?" in capsys.readouterr().err
 
 
+def test_a_class_of_ones_own_beside_keys_that_are_there_is_told_how(capsys):
+    with pytest.raises(SystemExit):
+        main(["algorithm.outer={_target_: torch.optim.Adam}"])
+    said = capsys.readouterr().err
+    assert "'~algorithm.outer' '+algorithm.outer={_target_: your.Class, ...}'" in said
+
+
 def test_the_traceback_can_be_asked_for(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(ValueError, match=r"algorithm\.quorum is 0"):
