@@ -79,18 +79,20 @@ def _leaves(node: yaml.MappingNode, lines: list[str], prefix: str) -> Iterator[K
             yield from _leaves(value, lines, f"{name}.")
             continue
         default = _source(value, lines)
-        yield Key(name, default, _comment(key.start_mark.line, value.end_mark, lines))
+        yield Key(name, default, _comment(key.start_mark, value.end_mark, lines))
 
 
 def _source(node: yaml.Node, lines: list[str]) -> str:
     start, end = node.start_mark, node.end_mark
     if start.line == end.line:
         return lines[start.line][start.column : end.column].strip()
-    taken = [lines[start.line][start.column :], *lines[start.line + 1 : end.line]]
+    last = lines[end.line][: end.column] if end.line < len(lines) else ""
+    taken = [lines[start.line][start.column :], *lines[start.line + 1 : end.line], last]
     return " ".join(_without_comment(line).strip() for line in taken).strip()
 
 
-def _comment(line: int, end: yaml.Mark, lines: list[str]) -> str:
+def _comment(start: yaml.Mark, end: yaml.Mark, lines: list[str]) -> str:
+    line = start.line
     last = end.line if end.line < len(lines) and end.column else max(line, end.line - 1)
     said = [_after_hash(lines[index]) for index in range(line, last + 1)]
     below = last + 1
@@ -99,7 +101,7 @@ def _comment(line: int, end: yaml.Mark, lines: list[str]) -> str:
         below += 1
     if not any(said):
         above = line - 1
-        while above > 0 and lines[above].lstrip().startswith("#"):
+        while above > 0 and lines[above].startswith(" " * start.column + "#"):
             said.insert(0, _after_hash(lines[above]))
             above -= 1
     return " ".join(part for part in said if part)
