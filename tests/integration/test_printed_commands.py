@@ -25,7 +25,7 @@ ELSEWHERE = {
     "make demo": "what it runs is composed by test_readme; " + MINUTES,
     "make test": "runs this test",
     "dd-lightning launch experiment=smoke network=us_eu": "run by test_launch_smoke",
-    "dd-lightning launch experiment=smoke chaos=": "in processes by test_chaos_choices, in make test-all",
+    "dd-lightning launch experiment=smoke chaos=": "test_chaos_choices, make test-all",
     "dd-lightning launch experiment=smoke mode=simulate chaos=": "test_simulate_chaos",
     "dd-lightning launch -m experiment=demo": MINUTES,
     "dd-lightning launch experiment=": MINUTES,

@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the YAML files and the code say, and leaves no key unexplained."""
+"""docs/configuration.md says what the YAML files and the code say, and explains every key."""
 
 from pathlib import Path
 
