@@ -32,8 +32,8 @@ DETAILED = {
 HEAD = """# Configuration reference
 
 Generated from `conf/` and the code (`python scripts/configuration_reference.py`); a test
-holds it to them. Keys are set as `key=value` behind `dd-lightning launch`, groups as `group=choice`;
-`dd-lightning launch --cfg job` prints what a run would take.
+holds it to them. Keys are set as `key=value` behind `dd-lightning launch`, groups as
+`group=choice`; `dd-lightning launch --cfg job` prints what a run would take.
 """
 NOT_KEYS = ("defaults", "hydra")
 
