@@ -50,6 +50,16 @@ class Model(Regression):
             fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
 
+class OwnDDP(DDPStrategy):
+    """A user's own."""
+
+    own_steps = 0
+
+    def optimizer_step(self, *args, **kwargs):
+        self.own_steps += 1
+        return super().optimizer_step(*args, **kwargs)
+
+
 class MicroBatches(pl.LightningDataModule):
     """The learner's own stream of micro-batches; rank r of n takes r, r + n, r + 2n, ..."""
 
@@ -85,7 +95,9 @@ def digest(trainer):
 def inner_of(job):
     """The strategy inside, with options that are to survive."""
     if job["inner"] == "ddp":
-        return DDPStrategy(timeout=WAIT)
+        return DDPStrategy(timeout=WAIT, **job["options"])
+    if job["inner"] == "own_ddp":
+        return OwnDDP(timeout=WAIT, **job["options"])
     if job["inner"] == "fsdp":
         return FSDPStrategy(timeout=WAIT, auto_wrap_policy={nn.Linear}, **job["options"])
     if job["inner"] == "fsdp2" and job["file"]:
@@ -182,6 +194,8 @@ class Watch(pl.Callback):
             "boundaries": self.boundaries,
             "strategy": trainer.strategy.inner_name,
             "continued": self.continued,
+            "static_graph": getattr(trainer.model, "static_graph", None),
+            "own_steps": getattr(trainer.strategy, "own_steps", None),
         }
         path = Path(self.job["folder"]) / f"{self.job['learner']}-{trainer.global_rank}.json"
         path.write_text(json.dumps(said))

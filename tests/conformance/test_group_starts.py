@@ -13,11 +13,19 @@ from tests.conformance.jobs import JOB, JOB_S, ROOT, run, said
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def assert_ranks_agree(folder):
+def assert_ranks_agree(folder, strategy="DDPStrategy"):
     ranks = [said(folder, 0, rank) for rank in range(2)]
     assert ranks[0]["digests"] == ranks[1]["digests"]
     assert len(ranks[0]["digests"]) == 1 + JOB["steps"]
-    assert ranks[0]["strategy"] == "DDPStrategy"
+    assert ranks[0]["strategy"] == strategy
+
+
+def test_a_users_own_ddp_keeps_its_options_and_what_it_overrides(tmp_path):
+    run(tmp_path / "run", [{"inner": "own_ddp", "options": {"static_graph": True}}])
+    assert_ranks_agree(tmp_path / "run", "OwnDDP")
+    for rank in range(2):
+        found = said(tmp_path / "run", 0, rank)
+        assert (found["static_graph"], found["own_steps"]) == (True, JOB["steps"])
 
 
 def test_spawned_ranks(tmp_path):

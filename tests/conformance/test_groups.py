@@ -54,9 +54,10 @@ def test_theta_does_not_depend_on_which_learner_is_sharded(tmp_path, sharded, in
         assert mixed == single
 
 
-def test_a_sharded_rank_never_holds_more_than_a_fragment_in_full(tmp_path):
+@pytest.mark.parametrize("inner", ["fsdp2", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_a_sharded_rank_never_holds_more_than_a_fragment_in_full(tmp_path, inner):
     width, mib = 400_000, 2**20
-    run(tmp_path / "run", [{"inner": "fsdp2", "width": width, "lr": 1e-7, "measured": True}])
+    run(tmp_path / "run", [{"inner": inner, "width": width, "lr": 1e-7, "measured": True}])
     largest = 4 * max(3 * width, 2 * width + 1)  # of the two fragments, in float32
     for rank in range(2):
         peaks = said(tmp_path / "run", 0, rank)["peaks"]

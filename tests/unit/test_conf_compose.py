@@ -6,13 +6,16 @@ import msgspec
 import pytest
 import yaml
 from hydra import compose, initialize_config_module
+from lightning.pytorch.strategies import FSDPStrategy
 from omegaconf import OmegaConf
 
 import dd_lightning.conf as conf
 from dd_lightning.algorithm import PRESETS
+from dd_lightning.launch.learner_kind import inner_of
 from dd_lightning.launch.settings import check
-from dd_lightning.launch.task import check_task
+from dd_lightning.launch.task import build_module, check_task
 from dd_lightning.protocol.config import AlgorithmConfig, Timeouts
+from dd_lightning.tasks.text.gpt import Block
 
 pytestmark = pytest.mark.unit
 
@@ -83,6 +86,13 @@ def test_files_are_short_and_experiments_say_how_to_run_them():
 
 def test_loggers_are_selected_as_a_list():
     assert set(resolved("logger=[csv,aim]")["logger"]) == {"csv", "aim"}
+
+
+def test_fsdp_learners_shard_the_units_of_the_task():
+    values = check(resolved("learner=fsdp", "task=text")).values
+    inner = inner_of(values, build_module(values))
+    assert isinstance(inner, FSDPStrategy) and values["learner"]["devices"] == 2
+    assert inner.kwargs["auto_wrap_policy"]._module_classes == {Block}
 
 
 def test_learners_may_differ():
