@@ -62,7 +62,8 @@ def test_a_sharded_rank_never_holds_more_than_a_fragment_in_full(tmp_path, inner
     for rank in range(2):
         peaks = said(tmp_path / "run", 0, rank)["peaks"]
         assert max(peaks) <= largest + mib
-        assert max(peaks) > mib  # what is counted is what happens
+        in_place = inner == "fsdp" and rank > 0  # slices are received where they belong
+        assert max(peaks) > (0 if in_place else mib)  # what is counted is what happens
 
 
 ONE = {"devices": 1, "accumulate": 2}
