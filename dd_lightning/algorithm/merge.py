@@ -160,14 +160,11 @@ def merge_fragment(
             found = found or Directions.of(gradients, weights)
             count = gradients[0].numel()
             agreed += found.agreement * count
-            if (cosine := found.cosine) is not None:
-                turned, compared = turned + cosine * count, compared + count
+            if (own := found.cosine) is not None:
+                turned, compared = turned + own * count, compared + count
     elements = sum(contributions[0][name].numel() for name in ruled)
-    return (
-        merged,
-        agreed / elements if elements else 0.0,
-        turned / compared if compared else None,
-    )
+    cosine = turned / compared if compared else None
+    return merged, agreed / elements if elements else 0.0, cosine
 
 
 def _checked(result: Any, like: Tensor, name: str, rule: MergeRule) -> Tensor:
