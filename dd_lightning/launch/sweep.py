@@ -76,9 +76,9 @@ OmegaConf.register_new_resolver(RESOLVER, job_folder, replace=True)
 
 def find_or_take(sweep: Path, number: int, sha256: str, overrides: Collection[str]) -> str:
     """The name of the folder that belongs to the job; safe where jobs start at the same time."""
-    for mark in sweep.glob(f"*/{JOB}"):
-        if _owner(mark) == sha256:
-            return mark.parent.name
+    own = [mark.parent for mark in sorted(sweep.glob(f"*/{JOB}")) if _owner(mark) == sha256]
+    if own:  # several where two that are the same began at once
+        return max(own, key=lambda folder: SweepJob(folder).finished).name
     for candidate in itertools.count(number):
         folder = sweep / str(candidate)
         if not (folder / TAPE).exists() and take(folder, sha256, overrides):

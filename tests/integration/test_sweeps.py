@@ -202,7 +202,7 @@ def test_submitit_plays_jobs_and_skips_them(tmp_path):
     command += ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"]
     command += [f"task.data.cache_dir={tmp_path / 'data'}", f"hydra.sweep.dir={sweep}"]
     for _ in range(2):
-        subprocess.run(command, check=True, timeout=WAIT_S)
+        subprocess.run(command, check=True, timeout=1.4 * WAIT_S)
         found = stamps(sweep)
         assert len(found) == 2
     logs = "".join(path.read_text() for path in sweep.glob(".submitit/*/*_log.out"))

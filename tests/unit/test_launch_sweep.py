@@ -125,6 +125,9 @@ def test_a_folder_is_one_job_s(tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "tape.jsonl").write_text("of an earlier version, without a mark")
     assert find_or_take(tmp_path, 7, "c", []) == "8"
+    assert take(tmp_path / "9", "c", [])  # the same began twice at once; one has finished
+    (tmp_path / "9" / "summary.json").write_text(json.dumps({"status": "finished"}))
+    assert find_or_take(tmp_path, 7, "c", []) == "9"
     assert json.loads((tmp_path / "0" / JOB).read_text())["overrides"] == ["seed=1"]
 
 
