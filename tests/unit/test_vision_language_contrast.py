@@ -10,7 +10,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
+from dd_lightning.tasks.vision_language import VisionLanguageModule
 from dd_lightning.tasks.vision_language.contrast import info_nce, recalls
+from dd_lightning.tasks.vision_language.datamodule import Sample, to_batch
 from tests.trainers import WAIT_S, run_threads
 
 pytestmark = pytest.mark.unit
@@ -104,6 +106,28 @@ def test_the_mean_over_ranks_is_one_process_with_all_pairs(pairs, ranks, num_ran
         # as data parallelism averages
         torch.testing.assert_close(sum(parts) / num_ranks, whole, rtol=1e-10, atol=1e-12)
     assert not torch.allclose(found[0][1], alone[1])  # no rank has it by itself
+
+
+def test_every_parameter_gets_the_gradient_of_one_process_with_all_pairs(ranks):
+    """Captions too, though the names of one rank are longer than those of the other."""
+    sizes = {"vit": {"patch": 4, "width": 8, "depth": 1, "heads": 2}, "contrast": {"width": 8}}
+    sizes["gpt"] = {"width": 8, "depth": 1, "heads": 2}
+    torch.manual_seed(0)
+    pixels = torch.randint(0, 256, (PAIRS, 3, 8, 8), dtype=torch.uint8)
+    pairs = [Sample(pixels[i], (*[65 + i] * (i + 1), 0), i + 1, i % 6) for i in range(PAIRS)]
+    modules = [VisionLanguageModule("both", size=8, **sizes).double() for _ in range(3)]
+
+    def gradient(module, own):
+        module.load_state_dict(modules[-1].state_dict())
+        batch = to_batch(own)
+        module.loss({**batch, "pixels": batch["pixels"].double()}).backward()
+        return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+    whole = gradient(modules[-1], pairs)
+    found = ranks(2, lambda rank: gradient(modules[rank], pairs[rank::2]))
+    for name, wanted in whole.items():
+        mean = (found[0][name] + found[1][name]) / 2
+        torch.testing.assert_close(mean, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_recall_counts_both_directions_and_ties_as_misses():

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.unit
 SMALL = {
     "size": 8, "vocabulary": 280, "text_length": 12,
     "vit": {"patch": 4, "width": 16, "depth": 1, "heads": 2},
-    "gpt": {"width": 16, "depth": 1, "heads": 2}, "contrast": {"width": 16, "temperature": 0.1, "min_temperature": 0.1},
+    "gpt": {"width": 16, "depth": 1, "heads": 2},
+    "contrast": {"width": 16, "temperature": 0.1, "min_temperature": 0.1},
     "optimizer": {"lr": 1e-2, "warmup_steps": 5},
 }  # fmt: skip
 
