@@ -1,4 +1,4 @@
-"""Sample by sample through three kills: of what counts nothing is left out or seen twice in an epoch;
+"""Sample by sample through three kills: of what counts nothing is missing or twice in an epoch;
 what is drawn again is what the dead had not reported, as the tape says."""
 
 import itertools
