@@ -31,7 +31,7 @@ class Op(IntEnum):
     WRITE = 2  # take a fragment's tensors from rank 0: fragment
     READ = 3  # hand this rank's shards of a fragment to rank 0: fragment
     WELCOME = 4  # admitted: number of bytes that follow
-    INNER = 5  # an inner optimizer's state from rank 0: number of bytes of its table
+    INNER = 5  # of the inner optimizers' state: see `group_inner.py`
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ import msgspec
 
 from dd_lightning.learner.cut_orders import CutOrders
 from dd_lightning.learner.group import Group, Op, Order
+from dd_lightning.learner.group_inner import GroupInnerState
+from dd_lightning.learner.group_recovery import GroupExchange
 from dd_lightning.learner.group_values import GroupValues
-from dd_lightning.learner.inner_state import InnerState, raw_bytes
+from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.own_checkpoint import RNG_OF_RANKS
 from dd_lightning.learner.rng import packed, rng_states, unpacked
 from dd_lightning.learner.session import LearnerSession
@@ -24,7 +26,6 @@ from dd_lightning.learner.step_clock import StepClock
 from dd_lightning.learner.traffic import Traffic
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.messages import Message, Welcome
-from dd_lightning.protocol.transfer import Entry
 
 FINISH, RESET = 1, 2  # flags at the end of a section
 
@@ -35,6 +36,8 @@ class LeadingSession(LearnerSession):
     Args:
         group: the learner's ranks.
     """
+
+    _exchange_of = GroupExchange
 
     def __init__(self, *arguments: Any, group: Group) -> None:
         super().__init__(*arguments)
@@ -53,12 +56,9 @@ class LeadingSession(LearnerSession):
             super().load()
 
     def exchange(self, state: InnerState) -> int | None:
-        """As of one process; what a peer gave goes to every rank."""
+        """As of one process; what a peer gives goes to every rank as it comes."""
         with self._group.section(self._result):
-            step = super().exchange(state)
-            if step is not None:
-                send_inner_state(state, self._group)
-        return step
+            return super().exchange(state)
 
     def step(self, tokens: int, loss: float | None) -> None:
         """As of one process, with the tokens of all ranks; the loss is rank 0's."""
@@ -99,7 +99,8 @@ class LeadingSession(LearnerSession):
     @property
     def _something_is_due(self) -> bool:
         assert self._ledger is not None
-        return self._comm.has_news or self._ledger.has_something_due
+        gives = isinstance(self._inner, GroupExchange) and self._inner.has_work
+        return gives or self._comm.has_news or self._ledger.has_something_due
 
     def _welcomed(self, welcome: Welcome) -> None:
         if self._ledger is None:  # the others know no fragments yet, which may be read at once
@@ -147,7 +148,7 @@ class FollowingSession:
         self.steps = 0  # inner steps of the schedule that are done
         self.now = now
         self._values, self._group = values, group
-        self._inner: InnerState | None = None
+        self._inner: GroupInnerState | None = None
 
     def open(self) -> None:
         """Until rank 0 is admitted; raises what it raises."""
@@ -158,10 +159,10 @@ class FollowingSession:
         self._follow()
 
     def exchange(self, state: InnerState) -> None:
-        """Take over a peer's inner state if rank 0 got one."""
+        """Take over a peer's inner state if rank 0 gets one."""
+        assert isinstance(state, GroupInnerState)  # of a rank
         self._inner = state
         self._follow()
-        self._inner = None
 
     @property
     def is_alone(self) -> bool:
@@ -180,7 +181,8 @@ class FollowingSession:
         self._boundary(0, False)
 
     def before_step(self) -> None:
-        """No copies are under way here."""
+        """The parameters change next: copies of them that are under way are finished first."""
+        self.copies.settle()
 
     def begin_epoch(self) -> None:
         """Rank 0 warns."""
@@ -227,26 +229,12 @@ class FollowingSession:
             self.config = SyncerConfig.load(self.welcome.config)
             self._values.place(self.welcome.fragments)
         elif order.op == Op.INNER:
-            assert self._inner is not None  # ordered in `exchange` only
-            receive_inner_state(self._inner, self._group, order.numbers[0])
+            assert self._inner is not None  # ordered from `exchange` on
+            self._inner.follow(order, self.copies)
         else:
+            if order.op == Op.WRITE:
+                self.copies.settle()
             self._values.follow(order)
-
-
-def send_inner_state(state: InnerState, group: Group) -> None:
-    """What rank 0 has just loaded, entry by entry."""
-    entries = state.entries()
-    table = msgspec.msgpack.encode(list(entries))
-    group.order(Op.INNER, len(table))
-    group.send_bytes(table)
-    for tensor in entries.values():
-        group.send_bytes(raw_bytes(tensor.detach().to("cpu")))
-
-
-def receive_inner_state(state: InnerState, group: Group, length: int) -> None:
-    """The same state on another rank."""
-    entries = msgspec.msgpack.decode(group.receive_bytes(length), type=list[Entry])
-    state.load({entry: group.receive_bytes(entry.num_bytes) for entry in entries})
 
 
 def _say_nothing(message: Message) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dd_lightning.algorithm import canonical_name
-from dd_lightning.learner.sharded import is_sharded
+from dd_lightning.learner.sharded import full_shape, is_sharded
 from dd_lightning.protocol.transfer import MOST_ENTRIES, SIZES, Entry, TransferError
 
 _SHAPING = ("amsgrad", "centered", "nesterov")  # options that decide which entries there are
@@ -40,8 +40,6 @@ class InnerState:
                     if parameter not in names:
                         self.why_not = "an optimizer has a parameter that the module does not name"
                         continue
-                    if is_sharded(parameter):
-                        self.why_not = "it lies in shards on this learner's ranks"
                     self._parameters[index, names[parameter]] = (parameter, group)
 
     @property
@@ -52,7 +50,7 @@ class InnerState:
         rows = [
             [
                 index, name, type(self._optimizers[index]).__qualname__,
-                list(parameter.shape), str(parameter.dtype),
+                list(full_shape(parameter)), str(parameter.dtype),
                 *(bool(group.get(option)) for option in (*_SHAPING, "momentum")),
             ]
             for (index, name), (parameter, group) in sorted(
@@ -62,10 +60,12 @@ class InnerState:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
     def entries(self) -> dict[Entry, Tensor]:
-        """The state now: tensors as they are (not copied), numbers as tensors of one element.
+        """The state now: tensors as they are (not copied), numbers as tensors of one element; of a
+        sharded parameter, this rank's slices.
 
         Raises:
-            TransferError: a part of it is neither a tensor nor a number.
+            TransferError: a part of it is neither a tensor nor a number, or not in slices as its
+                parameter is.
         """
         found: dict[Entry, Tensor] = {}
         for (index, name), (parameter, _) in self._parameters.items():
@@ -80,12 +80,17 @@ class InnerState:
                 if dtype is None:
                     what = type(value).__name__
                     raise TransferError(f"{name}, {key}: a {what} of an optimizer cannot travel")
-                found[Entry(index, name, str(key), dtype, tuple(value.shape), number)] = value
+                shape = tuple(value.shape)
+                if is_sharded(parameter) and value.shape == parameter.shape:
+                    shape, value = full_shape(parameter), _slice(value)
+                elif is_sharded(parameter) and (value.numel() > 1 or is_sharded(value)):
+                    raise TransferError(f"{name}, {key}: not in shards as its parameter is")
+                found[Entry(index, name, str(key), dtype, shape, number)] = value
         return found
 
     def fits(self) -> _Fit:
         """Checks the entries of one transfer as they come."""
-        return _Fit({key: tuple(p.shape) for key, (p, _) in self._parameters.items()})
+        return _Fit({key: full_shape(p) for key, (p, _) in self._parameters.items()})
 
     @torch.no_grad()
     def load(self, entries: Mapping[Entry, bytearray]) -> None:
@@ -94,10 +99,10 @@ class InnerState:
         Raises:
             TransferError: a value is not finite. Nothing is changed then.
         """
-        tensors = {entry: _tensor(entry, data) for entry, data in entries.items()}
-        for entry, tensor in tensors.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                raise TransferError(f"{entry.parameter}, {entry.key} is not finite")
+        self.replace({entry: finite_tensor(entry, data) for entry, data in entries.items()})
+
+    def replace(self, tensors: Mapping[Entry, Tensor]) -> None:
+        """The whole state by these tensors: whole ones, or this rank's slices."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
         for entry, tensor in tensors.items():
@@ -140,8 +145,22 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
 
 
-def _tensor(entry: Entry, data: bytearray) -> Tensor:
+def dtype_of(entry: Entry) -> torch.dtype:
+    """Of its tensor."""
+    return _DTYPES[entry.dtype]
+
+
+def finite_tensor(entry: Entry, data: bytearray) -> Tensor:
+    """On the CPU, sharing the bytes. Raises TransferError where a value is not finite."""
     dtype = _DTYPES[entry.dtype]
     if not data:
         return torch.empty(entry.shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).reshape(entry.shape)
+    tensor = torch.frombuffer(data, dtype=dtype).reshape(entry.shape)
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise TransferError(f"{entry.parameter}, {entry.key} is not finite")
+    return tensor
+
+
+def _slice(value: Tensor) -> Tensor:
+    """What this rank has of it."""
+    return value.to_local() if hasattr(value, "to_local") else value

@@ -61,6 +61,7 @@ class InnerExchange:
         self._heard_s = self._described_s = 0.0
         self._assembly: Assembly | None = None
         self._refused = 0  # the transfer that was refused last
+        self._donating = 0  # the transfer that was begun last
         self._asked: DonateState | None = None  # a copy is to begin at the next boundary
         self._copy: tuple[int, int, dict[str, Entry], BackgroundCopy] | None = None
 
@@ -74,7 +75,8 @@ class InnerExchange:
 
     def welcomed(self, welcome: Welcome) -> None:
         """Under a new generation everything begins anew."""
-        self._assembly, self._asked, self._copy, self._refused = None, None, None, 0
+        self._assembly, self._asked, self._refused = None, None, 0
+        self._forget_copy()
         if self.waiting and not welcome.donated:
             self._without("the syncer was started anew")
 
@@ -112,11 +114,10 @@ class InnerExchange:
         if number <= self._refused or (self._assembly and number < self._assembly.transfer):
             return  # of a donor that was given up
         if self._assembly is None or number > self._assembly.transfer:
-            self._assembly = Assembly(number, self._state.fits())
+            self._assembly = self._new_assembly(number)
         try:
             self._assembly.add(message, payload)
-            if self._assembly.complete:
-                self._state.load(self._assembly.entries)
+            self._use(self._assembly)
         except TransferError as error:
             log.warning("a donated inner state is refused: %s", error)
             self._refused, self._assembly = number, None
@@ -129,11 +130,19 @@ class InnerExchange:
             self._say(StateLoaded(generation=0, transfer=number, step=message.step))
             self._assembly = None
 
+    def _new_assembly(self, transfer: int) -> Assembly:
+        return Assembly(transfer, self._state.fits())
+
+    def _use(self, assembly: Assembly) -> None:
+        """More has come. Raises TransferError for what cannot be used."""
+        if assembly.complete:
+            self._state.load(assembly.entries)
+
     def _over(self, message: StateOver) -> None:
         if self._asked is not None and self._asked.transfer == message.transfer:
             self._asked = None
-        if self._copy is not None and self._copy[0] == message.transfer:
-            self._copy = None
+        if self._donating == message.transfer:
+            self._forget_copy()
         if self.waiting and message.transfer == 0:
             self._without(message.reason)
 
@@ -149,14 +158,20 @@ class InnerExchange:
         if asked is None:
             return
         try:
-            entries = self._state.entries()
+            self._donating = asked.transfer
+            self._begin_copy(asked, step)
         except TransferError as error:
             failed = StateFailed(generation=0, transfer=asked.transfer, reason=str(error)[:1000])
             self._say(failed)
-            return
+
+    def _begin_copy(self, asked: DonateState, step: int) -> None:
+        entries = self._state.entries()
         names = {str(number): entry for number, entry in enumerate(entries)}
         copy = self._copies.begin(dict(zip(names, entries.values(), strict=True)))
         self._copy = (asked.transfer, step, names, copy)
+
+    def _forget_copy(self) -> None:
+        self._copy = None
 
     def settled(self) -> None:
         """Copies under way have just been finished: hand a finished one over."""

@@ -55,6 +55,8 @@ class LearnerSession:
         part: of a consistent cut, as `record_cut` made it, that this process was restored from.
     """
 
+    _exchange_of: type[InnerExchange] = InnerExchange
+
     def __init__(
         self,
         join: Join,
@@ -108,7 +110,8 @@ class LearnerSession:
         """Make the inner optimizer known; wait for a peer's state if one was promised. The donor's
         step, None where none came. Bounded by `timeouts.donor` and the syncer's donors."""
         link, timeout_s = self._link, self.config.timeouts.donor
-        inner = self._inner = InnerExchange(state, self.copies, link, self._comm.call, timeout_s)
+        inner = self._exchange_of(state, self.copies, link, self._comm.call, timeout_s)
+        self._inner = inner
         inner.begin(self._donated, self.now())
         while inner.waiting:
             self._wait_for_delivery("waiting for a peer's inner state")

@@ -38,6 +38,32 @@ def reshard(module: nn.Module) -> None:
     flat_shards.give_up_whole(module)
 
 
+def divides_evenly(tensor: Any, group: Group) -> bool:
+    """Whether every rank has a slice of its own: what an optimizer keeps in it can travel."""
+    return flat_shard(tensor) is not None or _in_rows(tensor, group)
+
+
+def gather_kept(tensor: Any, local: Tensor, group: Group) -> Tensor | None:
+    """As `gather`, of what an optimizer keeps for a parameter that `divides_evenly`.
+
+    Args:
+        local: this rank's slice of it; of any device and dtype.
+    """
+    flat = flat_shard(tensor)
+    if flat is not None:
+        return flat_shards.gather(local, flat, group)
+    return _gather_rows(tensor, local, group)
+
+
+def scatter_kept(tensor: Any, kept: Any, whole: Tensor | None, group: Group) -> None:
+    """As `scatter`, into what an optimizer is to keep for a parameter: `kept` is like it."""
+    flat = flat_shard(tensor)
+    if flat is not None:
+        flat_shards.scatter(kept, flat, whole, group)
+    else:
+        scatter(kept, whole, group)
+
+
 def gather(tensor: Any, group: Group) -> Tensor | None:
     """The whole of a sharded parameter in host memory, on rank 0; None on the others."""
     flat = flat_shard(tensor)
@@ -47,11 +73,15 @@ def gather(tensor: Any, group: Group) -> Tensor | None:
     if not _in_rows(tensor, group):
         whole = tensor.detach().full_tensor()
         return whole.to("cpu", copy=True) if group.leads else None
+    return _gather_rows(tensor, local, group)
+
+
+def _gather_rows(tensor: Any, local: Tensor, group: Group) -> Tensor | None:
     if not group.leads:
         if local.numel():
             group.send(local, 0)
         return None
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+    whole = torch.empty(tensor.shape, dtype=local.dtype)
     whole[: local.shape[0]].copy_(local)
     for rank in range(1, group.size):
         begin, end = _rows(tensor.shape[0], group.size, rank)

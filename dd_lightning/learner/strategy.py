@@ -21,11 +21,11 @@ from dd_lightning.learner.cut import TakeCuts, why_no_cut
 from dd_lightning.learner.distributed_files import is_distributed, load_in_one
 from dd_lightning.learner.global_weights import GlobalValidation
 from dd_lightning.learner.group import Group
+from dd_lightning.learner.group_inner import inner_state
 from dd_lightning.learner.group_session import FollowingSession
 from dd_lightning.learner.group_stop import SharedStop
 from dd_lightning.learner.hand_in import HandInFirst
 from dd_lightning.learner.inner import inner_strategy
-from dd_lightning.learner.inner_state import InnerState
 from dd_lightning.learner.sampler import check_mode
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.step_counter import StepCounter
@@ -213,7 +213,7 @@ class DecoupledDiLoCoStrategy(Strategy):
         if self.validate_global:
             self._global = GlobalValidation(trainer, session.pause, session.weights.swap)
         session.load()
-        session.exchange(InnerState(trainer.lightning_module, self.optimizers))
+        session.exchange(inner_state(trainer.lightning_module, self.optimizers, self.group))
         if restored is not None:
             own_checkpoint.go_on(restored, trainer, self.identity.learner, self._data_restored)
         elif not self._has_file:

@@ -15,7 +15,7 @@ from dd_lightning.protocol.messages import (
     StateOver,
     Welcome,
 )
-from dd_lightning.protocol.transfer import StateSource
+from dd_lightning.protocol.transfer import Entry, StateSource
 
 
 class InnerLink:
@@ -46,6 +46,11 @@ class InnerLink:
         if source.transfer == transfer:  # else it is wanted no longer
             source.allow(upto)
             self._source = source
+
+    def provide(self, transfer: int, entry: Entry, data: memoryview) -> None:
+        """Bytes of the copy, where it comes in pieces."""
+        if self._source is not None and self._source.transfer == transfer:
+            self._source.provide(entry, data)
 
     def over(self, message: StateOver) -> None:
         """Nothing more of that transfer is wanted."""

@@ -82,18 +82,28 @@ def cut(entries: Iterable[Entry]) -> list[tuple[StatePart, ...]]:
 
 
 class StateSource:
-    """What a donor sends: its entries' bytes, held until the last chunk has been taken.
+    """What a donor sends: its entries' bytes, each held until its last chunk has been taken.
 
     Lost with the donor or its connection: the transfer, which begins anew with another donor.
+
+    Args:
+        entries: None for bytes that are provided later, in this order.
     """
 
     def __init__(
-        self, transfer: int, step: int, entries: Sequence[tuple[Entry, memoryview]]
+        self, transfer: int, step: int, entries: Sequence[tuple[Entry, memoryview | None]]
     ) -> None:
         self.transfer = transfer
+        self.taken_bytes = 0
         self._step, self._upto, self._next = step, 0, 0
-        self._bytes = dict(entries)
-        self._chunks = cut(self._bytes)
+        self._bytes = {entry: data for entry, data in entries if data is not None}
+        self._chunks = cut(entry for entry, _ in entries)
+        self._needed = [tuple(Entry.of(part) for part in parts) for parts in self._chunks]
+        self._last = {e: number for number, needed in enumerate(self._needed) for e in needed}
+
+    def provide(self, entry: Entry, data: memoryview) -> None:
+        """The bytes of an entry."""
+        self._bytes[entry] = data
 
     def allow(self, upto: int) -> None:
         """Chunks below `upto` may be sent."""
@@ -102,7 +112,8 @@ class StateSource:
     @property
     def ready(self) -> bool:
         """Whether a chunk may be taken now."""
-        return self._next < min(self._upto, len(self._chunks))
+        allowed = self._next < min(self._upto, len(self._chunks))
+        return allowed and all(entry in self._bytes for entry in self._needed[self._next])
 
     @property
     def over(self) -> bool:
@@ -120,8 +131,10 @@ class StateSource:
         data = memoryview(b"".join(pieces))
         payload = StatePayload(parts=parts, num_bytes=data.nbytes, digest=f"{zlib.crc32(data):08x}")
         number, self._next = self._next, self._next + 1
-        if self.over:
-            self._bytes = {}
+        self.taken_bytes += data.nbytes
+        for entry in set(self._needed[number]):
+            if self._last[entry] == number:
+                del self._bytes[entry]
         chunk = StateChunk(
             generation=0, transfer=self.transfer, chunk=number, last=self.over, step=self._step,
             payload=payload,
@@ -170,15 +183,21 @@ class Assembly:
         if self.complete and (torn := [e for e, n in self._filled.items() if n != e.length]):
             raise TransferError(f"{torn[0].parameter}, {torn[0].key}: elements are missing")
 
+    def completed(self) -> list[tuple[Entry, bytearray]]:
+        """Entries whose every byte has come, each handed out once."""
+        done = [entry for entry in self.entries if self._filled[entry] == entry.length]
+        return [(entry, self.entries.pop(entry)) for entry in done]
+
     def _place(self, part: StatePart, data: memoryview, start: int) -> int:
         entry = Entry.of(part)
-        if entry not in self.entries:
+        if entry not in self._filled:
             self._check(entry)
             self.entries[entry] = bytearray(entry.num_bytes)
             self._filled[entry] = 0
         size = SIZES[entry.dtype]
         end = start + size * part.length
-        if part.offset != self._filled[entry] or part.offset + part.length > entry.length:
+        out_of_place = part.offset != self._filled[entry] or entry not in self.entries
+        if out_of_place or part.offset + part.length > entry.length:
             raise TransferError(f"{entry.parameter}, {entry.key}: elements out of place")
         if end > data.nbytes:
             raise TransferError(f"{entry.parameter}, {entry.key}: bytes are missing")

@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from omegaconf import OmegaConf
 from torch import nn
+from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig, StateDictType
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -106,11 +107,17 @@ def inner_of(job):
     return job["inner"]
 
 
-def optimizer_digest(optimizer):
+def optimizer_digest(trainer):
     """Of all its state, without the order of its parameters."""
+    (optimizer,) = trainer.optimizers
+    states = optimizer.state
+    if states and isinstance(trainer.strategy, FSDPStrategy):
+        configs = FullStateDictConfig(), FullOptimStateDictConfig()
+        with FSDP.state_dict_type(trainer.model, StateDictType.FULL_STATE_DICT, *configs):
+            states = FSDP.optim_state_dict(trainer.model, optimizer)["state"]
     found = [
         json.dumps([key, whole(value).tolist() if torch.is_tensor(value) else value])
-        for state in optimizer.state.values()
+        for state in states.values()
         for key, value in sorted(state.items())
     ]
     return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
@@ -122,7 +129,7 @@ def continuing(trainer):
     words = [states["python"], states["numpy"][1].tolist(), states["torch"].tolist()]
     return {
         "rng": hashlib.sha256(json.dumps(words).encode()).hexdigest(),
-        "optimizer": optimizer_digest(trainer.optimizers[0]),
+        "optimizer": optimizer_digest(trainer),
     }
 
 
@@ -172,11 +179,11 @@ class Watch(pl.Callback):
     def __init__(self, job, peaks):
         self.job, self.peaks = job, peaks
         self.digests, self.steps, self.boundaries = [], 0, []
-        self.continued = None
+        self.continued, self.optimizers = None, []
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if not self.digests:
-            self.continued = continuing(trainer)
+            self.continued = continuing(trainer) if trainer.optimizers[0].state else None
             self.digests.append(digest(trainer))
             self.steps = trainer.global_step
 
@@ -185,6 +192,8 @@ class Watch(pl.Callback):
             self.steps = trainer.global_step
             self.digests.append(digest(trainer))
             self.boundaries.append(trainer.strategy.boundary_s)
+            if self.job["until"]:
+                self.optimizers.append(optimizer_digest(trainer))
             trainer.should_stop |= len(self.boundaries) == self.job["own_steps"]
 
     def on_train_end(self, trainer, module):
@@ -194,6 +203,7 @@ class Watch(pl.Callback):
             "boundaries": self.boundaries,
             "strategy": trainer.strategy.inner_name,
             "continued": self.continued,
+            "optimizers": self.optimizers,
             "static_graph": getattr(trainer.model, "static_graph", None),
             "own_steps": getattr(trainer.strategy, "own_steps", None),
         }

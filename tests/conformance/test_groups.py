@@ -109,11 +109,23 @@ def test_a_group_goes_on_from_its_checkpoint(tmp_path, first_life, next_life):
 
 
 @pytest.mark.slow
-def test_a_group_that_lost_its_state_takes_a_single_learners(tmp_path):
-    lost = {"die_at": 6, "next_life": {"resume": False, "steps": 3000, "own_steps": 8}}
-    donor = SINGLE | {"steps": 1500, "until": "0-1.json"}  # the other's second life has ended
+@pytest.mark.parametrize(
+    ("receiver", "donor"),
+    [
+        ({"inner": "ddp"}, SINGLE),
+        ({"inner": "fsdp"}, {"inner": "fsdp2"}),
+        ({"inner": "fsdp2"}, {"inner": "fsdp"}),
+    ],
+)
+def test_a_group_that_lost_its_state_takes_a_peers(tmp_path, receiver, donor):
+    second_life = {"resume": False, "steps": 3000, "own_steps": 8}
+    lost = receiver | {"die_at": 6, "next_life": second_life}
+    donor = donor | {"steps": 1500, "until": "0-1.json"}  # the other's second life has ended
     tape = run(tmp_path / "run", [lost, donor], wait="never", quorum=1)
     first, second = (e for e in tape if e["event"] == "join" and e["learner"] == "0")
     assert (first["state_from"], second["state_from"], second["ranks"]) == ("cold", "peer", 2)
-    ranks = [said(tmp_path / "run", 0, rank)["digests"] for rank in range(2)]
-    assert ranks[0] == ranks[1] and len(ranks[0]) == 1 + 8  # of momentum too, or they would part
+    ranks = [said(tmp_path / "run", 0, rank) for rank in range(2)]
+    assert ranks[0]["digests"] == ranks[1]["digests"] and len(ranks[0]["digests"]) == 1 + 8
+    given = ranks[0]["continued"]["optimizer"]
+    assert given == ranks[1]["continued"]["optimizer"]
+    assert given in said(tmp_path / "run", 1)["optimizers"]

@@ -1,4 +1,4 @@
-"""`learner=ddp` in the launcher: a lost rank is one lost learner; all ranks end with the run."""
+"""Groups in the launcher: a lost rank is one lost learner; all ranks end with the run."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.chaos_runs import COMMAND, SCHEMA
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 
-SMALL = ["learner=ddp", "task.module.gpt.width=16", "task.data.validation_samples=32"]
+SMALL = ["task.module.gpt.width=16", "task.data.validation_samples=32"]
 START_S, END_S = 180.0, 180.0
 
 
@@ -77,8 +77,11 @@ def launch(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes as on Linux")
-def test_killing_one_rank_kills_that_learner_only_and_it_comes_back_whole(launch):
-    run = launch("trainer.max_steps=700", "launcher.max_restarts=3")
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [("ddp", "DDPStrategy"), ("fsdp2", "ModelParallelStrategy")]
+)
+def test_killing_one_rank_kills_that_learner_only_and_it_comes_back_whole(launch, kind, strategy):
+    run = launch(f"learner={kind}", "trainer.max_steps=700", "launcher.max_restarts=3")
     run.wait_for("learner_checkpoint", learner="0")
     first, second = run.ranks("0")
     second.kill()
@@ -89,7 +92,7 @@ def test_killing_one_rank_kills_that_learner_only_and_it_comes_back_whole(launch
     assert [join["state_from"] for join in joins] == ["cold", "checkpoint"]
     assert all(join["ranks"] == 2 for join in joins) and joins[1]["state_step"] > 0
     assert summary["per_learner"]["0"]["ranks"] == 2
-    assert summary["per_learner"]["0"]["strategy"] == "DDPStrategy"
+    assert summary["per_learner"]["0"]["strategy"] == strategy
     assert summary["per_learner"]["1"]["joins"] == 1
     assert max(e["steps"] for e in summary["per_learner"].values()) == 700
     for learner in summary["per_learner"].values():
@@ -98,7 +101,7 @@ def test_killing_one_rank_kills_that_learner_only_and_it_comes_back_whole(launch
 
 
 def test_an_interrupt_ends_every_rank_and_leaves_a_checkpoint(launch):
-    run = launch("trainer.max_steps=2000", "checkpoint.every_s=1000")
+    run = launch("learner=ddp", "trainer.max_steps=2000", "checkpoint.every_s=1000")
     run.wait_for("merge")
     family = run.process.children(recursive=True)
     ranks = [*run.ranks("0"), *run.ranks("1")]
