@@ -7,6 +7,7 @@ cut, in words, and nothing else.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,15 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dd_lightning.learner.cut_file import TakenApart, cut_path, put_together, write_whole
+from dd_lightning.learner.cut_shards import ShardFiles
 from dd_lightning.learner.group_session import FollowingSession
 from dd_lightning.learner.own_checkpoint import CHECKPOINT_KEY
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.state_copy import BackgroundCopy
 from dd_lightning.learner.step_counter import StepCounter
 from dd_lightning.protocol.messages import CutTaken
+
+log = logging.getLogger(__name__)
 
 
 class TakeCuts(Callback):
@@ -30,6 +34,7 @@ class TakeCuts(Callback):
     Args:
         boundary: under manual optimization, the step boundary, which would come with the next
             batch; None under automatic optimization.
+        shards: where every rank writes its own; None: rank 0 writes all.
     """
 
     def __init__(
@@ -38,21 +43,22 @@ class TakeCuts(Callback):
         counter: StepCounter,
         learner: str,
         boundary: Callable[[], None] | None,
-        refusal: str = "",
+        shards: ShardFiles | None = None,
     ) -> None:
         self.copied_bytes = 0  # in the training thread, at the last record
         self._session, self._counter = session, counter
-        self._learner, self._boundary, self._refusal = learner, boundary, refusal
+        self._learner, self._boundary, self._shards = learner, boundary, shards
         self._writer: threading.Thread | None = None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record, if it is asked for and this is a moment for it."""
-        if self._session.cuts.order is None:
+        if not self._session.cuts.is_ordered:
             return
-        if self._refusal:
-            self._session.cuts.refuse(self._refusal)
+        if self._shards is not None and self._shards.refusal:
+            if self._session.cuts.order is not None:
+                self._session.cuts.refuse(self._shards.refusal)
             return
         if self._boundary is not None:
             self._boundary()
@@ -60,14 +66,23 @@ class TakeCuts(Callback):
             self._record(trainer, pl_module)
 
     def _record(self, trainer: Trainer, module: LightningModule) -> None:
-        session = self._session
-        assert isinstance(session, LearnerSession)  # the other ranks get no orders
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        checkpoint[CHECKPOINT_KEY] = session.state()
+        session, shards = self._session, self._shards
+        if self._writer is not None:  # of a cut that is over, on this rank too in a moment
+            self._writer.join(session.config.timeouts.flush)
+        if shards is None:
+            checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        else:
+            checkpoint = shards.dump(trainer)
+        state = session.state()
+        if state is not None:
+            checkpoint[CHECKPOINT_KEY] = state
         parts = TakenApart.of(checkpoint, module, trainer.optimizers)
         self.copied_bytes = parts.copied_bytes
         part = session.record_cut()
-        parts.tree[CHECKPOINT_KEY]["cut"] = part
+        if state is not None:
+            parts.tree[CHECKPOINT_KEY]["cut"] = part
+        elif shards is None:
+            return  # rank 0 writes it all
         copies = session.copies.begin(parts.later)
         path = cut_path(Path(trainer.default_root_dir).absolute(), self._learner, part["id"])
         self._writer = threading.Thread(
@@ -80,20 +95,16 @@ class TakeCuts(Callback):
 
     def _write(self, cut: str, path: Path, tree: Any, copies: BackgroundCopy) -> None:
         try:
-            write_whole(put_together(tree, copies.finish()), path)
+            write = write_whole if self._shards is None else self._shards.write
+            write(put_together(tree, copies.finish()), path)
             taken = CutTaken(generation=0, cut=cut, file=str(path))
         except Exception as error:  # told to who asked: the cut fails, training goes on
+            log.warning("cut %s could not be written: %r", cut, error)
             taken = CutTaken(generation=0, cut=cut, error=f"{type(error).__name__}: {error}"[:1000])
-        self._session.cuts.say_taken(taken)
+        if isinstance(self._session, LearnerSession):  # rank 0 speaks
+            self._session.cuts.say_taken(taken)
 
     def close(self, timeout_s: float) -> None:
         """Wait for a file that is being written."""
         if self._writer is not None:
             self._writer.join(timeout_s)
-
-
-def why_no_cut(sharded: bool, automatic: bool) -> str:
-    """Of a group: rank 0 records alone, which takes that nothing of it needs the other ranks."""
-    if sharded:
-        return "its parameters lie in shards on several ranks, of which no cut is taken yet"
-    return "" if automatic else "it is a group under manual optimization: no cut is taken yet"

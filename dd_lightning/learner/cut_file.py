@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-PARTIAL = ".partial"
+from dd_lightning.learner.distributed_files import PARTIAL
+from dd_lightning.learner.sharded import is_dtensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """Stands for a tensor that is being copied."""
+    """Stands for a tensor that is being copied: of a DTensor (`like`), this rank's slice."""
 
     name: str
+    like: Any = None
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class TakenApart:
         for optimizer in optimizers:
             for state in optimizer.state.values():
                 tensors += [value for value in state.values() if isinstance(value, Tensor)]
-        parts = cls(frozenset(tensor.untyped_storage()._cdata for tensor in tensors))
+        parts = cls(frozenset(_slice(tensor).untyped_storage()._cdata for tensor in tensors))
         parts.tree = parts._taken(checkpoint)
         return parts
 
@@ -67,20 +69,28 @@ class TakenApart:
         return copy.deepcopy(value)
 
     def _tensor(self, tensor: Tensor) -> Any:
-        storage = tensor.untyped_storage()._cdata
+        own = _slice(tensor)
+        storage = own.untyped_storage()._cdata
         if storage not in self.live:
             self.copied_bytes += tensor.nbytes
             return tensor.detach().to("cpu", copy=True)
-        place = (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        place = (storage, own.storage_offset(), tuple(own.shape), own.stride())
         name = self._names.setdefault(place, str(len(self._names)))
-        self.later[name] = tensor
-        return _Later(name)
+        self.later[name] = own
+        return _Later(name, None if own is tensor else tensor.detach())
+
+
+def _slice(tensor: Any) -> Tensor:
+    """What this rank has of it, sharing its memory."""
+    return tensor.detach().to_local() if is_dtensor(tensor) else tensor
 
 
 def put_together(value: Any, copies: Mapping[str, Tensor]) -> Any:
     """The tree with the copies in their places."""
     if isinstance(value, _Later):
-        return copies[value.name]
+        found, like = copies[value.name], value.like
+        # as a DTensor that was moved to the CPU, its mesh staying
+        return found if like is None else type(like)(found, like._spec, requires_grad=False)
     if isinstance(value, dict):
         for key, item in value.items():
             value[key] = put_together(item, copies)

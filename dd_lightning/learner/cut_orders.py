@@ -17,9 +17,15 @@ class CutOrders:
 
     def __init__(self, say: Callable[[Message], None]) -> None:
         self.order: TakeCut | None = None  # not recorded yet
+        self.all_know: bool | None = None  # of a group: whether every rank knows of an order
         self._say = say
         self._recorded: CutRecorded | None = None
         self._taken: CutTaken | None = None
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a part is to be recorded, now or later."""
+        return self.order is not None if self.all_know is None else self.all_know
 
     def heard(self, message: TakeCut | CutOver) -> None:
         """An order, or word that the cut is over."""

@@ -31,6 +31,7 @@ class Op(IntEnum):
     WRITE = 2  # take a fragment's tensors from rank 0: fragment
     READ = 3  # hand this rank's shards of a fragment to rank 0: fragment
     WELCOME = 4  # admitted: number of bytes that follow
+    CUT = 6  # a consistent cut is recorded: number of bytes of its id, which follow
     INNER = 5  # of the inner optimizers' state: see `group_inner.py`
 
 
@@ -68,7 +69,7 @@ class Group:
         # all that is queued on the device before it.
         gloo = dist.get_backend() == dist.Backend.GLOO
         self._control = None if gloo else dist.new_group(backend="gloo", timeout=timeout)
-        self._in_section = False
+        self._timeout, self._in_section = timeout, False
 
     @property
     def leads(self) -> bool:
@@ -116,6 +117,10 @@ class Group:
         for rank in range(1, self.size):
             self.receive(torch.frombuffer(found[rank], dtype=torch.uint8), rank)
         return found
+
+    def another(self) -> dist.ProcessGroup:
+        """A process group of the same ranks for another thread; every rank calls it."""
+        return dist.new_group(backend="gloo", timeout=self._timeout)
 
     # ------------------------------------------------------------------ rank 0
 

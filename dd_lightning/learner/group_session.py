@@ -27,7 +27,7 @@ from dd_lightning.learner.traffic import Traffic
 from dd_lightning.protocol.config import SyncerConfig
 from dd_lightning.protocol.messages import Message, Welcome
 
-FINISH, RESET = 1, 2  # flags at the end of a section
+FINISH, RESET, CUT_ORDERED, CUT_DUE = 1, 2, 4, 8  # flags at the end of a section
 
 
 class LeadingSession(LearnerSession):
@@ -43,6 +43,7 @@ class LeadingSession(LearnerSession):
         super().__init__(*arguments)
         self._group = group
         self.weights.section = lambda: group.section(self._result)
+        self._cut_is_due = False
         self._quiet = False  # nothing is due: the others do not listen, so nothing is taken in
 
     def open(self) -> None:
@@ -97,10 +98,25 @@ class LeadingSession(LearnerSession):
         return {**super().state(), RNG_OF_RANKS: [unpacked(data) for data in found]}
 
     @property
+    def cut_is_due(self) -> bool:
+        """As every rank knows it, from the last section on."""
+        return self._cut_is_due
+
+    def record_cut(self) -> dict[str, Any]:
+        """As of one process; every rank calls it."""
+        with self._group.section(self._result):
+            part = super().record_cut()
+            name = part["id"].encode()
+            self._group.order(Op.CUT, len(name))
+            self._group.send_bytes(name)
+        return part
+
+    @property
     def _something_is_due(self) -> bool:
         assert self._ledger is not None
         gives = isinstance(self._inner, GroupExchange) and self._inner.has_work
-        return gives or self._comm.has_news or self._ledger.has_something_due
+        asked = gives or self.cuts.order is not None
+        return asked or self._comm.has_news or self._ledger.has_something_due
 
     def _welcomed(self, welcome: Welcome) -> None:
         if self._ledger is None:  # the others know no fragments yet, which may be read at once
@@ -115,6 +131,9 @@ class LeadingSession(LearnerSession):
 
     def _result(self) -> tuple[int, int]:
         flags = (FINISH if self.finish_reason else 0) | (RESET if self.reset_inner else 0)
+        self.cuts.all_know, self._cut_is_due = self.cuts.order is not None, super().cut_is_due
+        flags |= CUT_ORDERED if self.cuts.all_know else 0
+        flags |= CUT_DUE if self._cut_is_due else 0
         return flags, self.steps
 
 
@@ -147,6 +166,8 @@ class FollowingSession:
         self.reset_inner = False
         self.steps = 0  # inner steps of the schedule that are done
         self.now = now
+        self.cut_is_due = False
+        self._cut = ""  # recorded last
         self._values, self._group = values, group
         self._inner: GroupInnerState | None = None
 
@@ -207,6 +228,11 @@ class FollowingSession:
         """Of this rank rank 0 needs the random states only."""
         self._group.collect(packed(rng_states()))
 
+    def record_cut(self) -> dict[str, Any]:
+        """Its id; rank 0 has the record."""
+        self._follow()
+        return {"id": self._cut}
+
     def checkpointed(self) -> None:
         """Rank 0 says it."""
 
@@ -221,6 +247,7 @@ class FollowingSession:
         if flags & FINISH:
             self.finish_reason = "rank 0 was told to finish"
         self.reset_inner |= bool(flags & RESET)
+        self.cuts.all_know, self.cut_is_due = bool(flags & CUT_ORDERED), bool(flags & CUT_DUE)
 
     def _obey(self, order: Order) -> None:
         if order.op == Op.WELCOME:
@@ -228,6 +255,8 @@ class FollowingSession:
             self.welcome = msgspec.msgpack.decode(data, type=Welcome)
             self.config = SyncerConfig.load(self.welcome.config)
             self._values.place(self.welcome.fragments)
+        elif order.op == Op.CUT:
+            self._cut = self._group.receive_bytes(order.numbers[0]).decode()
         elif order.op == Op.INNER:
             assert self._inner is not None  # ordered from `exchange` on
             self._inner.follow(order, self.copies)

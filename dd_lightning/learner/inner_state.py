@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dd_lightning.algorithm import canonical_name
-from dd_lightning.learner.sharded import full_shape, is_sharded
+from dd_lightning.learner.sharded import full_shape, is_dtensor, is_sharded
 from dd_lightning.protocol.transfer import MOST_ENTRIES, SIZES, Entry, TransferError
 
 _SHAPING = ("amsgrad", "centered", "nesterov")  # options that decide which entries there are
@@ -163,4 +163,4 @@ def finite_tensor(entry: Entry, data: bytearray) -> Tensor:
 
 def _slice(value: Tensor) -> Tensor:
     """What this rank has of it."""
-    return value.to_local() if hasattr(value, "to_local") else value
+    return value.to_local() if is_dtensor(value) else value  # type: ignore[attr-defined]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
     Strategy,
 )
+from torch.optim import Optimizer
 
 from dd_lightning.learner.distributed_files import replaced
 from dd_lightning.learner.divides_data import DividesData
@@ -73,11 +76,38 @@ class ModelParallelLearner(DividesData, ModelParallelStrategy):
     `inner="fsdp2"`: all ranks are one data-parallel dimension.
     """
 
+    _in_place = False
+
     def setup_environment(self) -> None:
         if getattr(self, ALL_DATA_PARALLEL, False):
             self._data_parallel_size = self.num_nodes * self.num_processes
             self._tensor_parallel_size = 1
         super().setup_environment()
+
+    @contextlib.contextmanager
+    def state_in_place(self) -> Iterator[None]:
+        """What `dump_checkpoint` holds are this rank's slices, not copies of them."""
+        self._in_place = True
+        try:
+            yield
+        finally:
+            self._in_place = False
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if not self._in_place:
+            return super().lightning_module_state_dict()
+        assert self.model is not None
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+        return get_model_state_dict(self.model)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if not self._in_place:
+            return super().optimizer_state(optimizer)
+        assert self.model is not None
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        return get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer))
 
     def _write(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any) -> None:
         if not self._save_distributed_checkpoint:

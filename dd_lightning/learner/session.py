@@ -55,7 +55,7 @@ class LearnerSession:
         part: of a consistent cut, as `record_cut` made it, that this process was restored from.
     """
 
-    _exchange_of: type[InnerExchange] = InnerExchange
+    _exchange_of = InnerExchange
 
     def __init__(
         self,
@@ -109,9 +109,8 @@ class LearnerSession:
     def exchange(self, state: InnerState) -> int | None:
         """Make the inner optimizer known; wait for a peer's state if one was promised. The donor's
         step, None where none came. Bounded by `timeouts.donor` and the syncer's donors."""
-        link, timeout_s = self._link, self.config.timeouts.donor
-        inner = self._exchange_of(state, self.copies, link, self._comm.call, timeout_s)
-        self._inner = inner
+        call, timeout_s = self._comm.call, self.config.timeouts.donor
+        inner = self._inner = self._exchange_of(state, self.copies, self._link, call, timeout_s)
         inner.begin(self._donated, self.now())
         while inner.waiting:
             self._wait_for_delivery("waiting for a peer's inner state")
@@ -252,9 +251,8 @@ class LearnerSession:
     def cut_is_due(self) -> bool:
         """Whether this learner is to record its part of a consistent cut now."""
         order, ledger = self.cuts.order, self._ledger
-        if order is None or ledger is None:
-            return False
-        return order.at_clock is None or own_clock(ledger) >= order.at_clock
+        due = order is not None and ledger is not None
+        return due and (order.at_clock is None or own_clock(ledger) >= order.at_clock)
 
     def record_cut(self) -> dict[str, Any]:
         """This learner's part of the cut that it was asked for: plain values and tensors."""
@@ -267,8 +265,8 @@ class LearnerSession:
     def checkpointed(self) -> None:
         """Lightning has written a checkpoint."""
         assert self._ledger is not None
-        step, position = self._ledger.step, self.data_position
-        self._comm.call(self._link.say, Checkpointed(0, step=step, data_position=position))
+        said = Checkpointed(0, step=self._ledger.step, data_position=self.data_position)
+        self._comm.call(self._link.say, said)
 
     # ------------------------------------------------------------------ pieces
 

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor or FSDP1's. Without importing them, which takes its time."""
-    is_dtensor = hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
-    return is_dtensor or flat_shard(tensor) is not None
+    """Whether it is a DTensor or FSDP1's."""
+    return is_dtensor(tensor) or flat_shard(tensor) is not None
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Of FSDP2 or tensor parallelism. Without importing them, which takes its time."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
 
 def full_shape(tensor: Tensor) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from dd_lightning.crash_points import reach
 from dd_lightning.learner import after_join, data_position, folders, own_checkpoint, schedules
 from dd_lightning.learner.address import identify
 from dd_lightning.learner.beginning import open_session
-from dd_lightning.learner.cut import TakeCuts, why_no_cut
+from dd_lightning.learner.cut import TakeCuts
+from dd_lightning.learner.cut_shards import shard_files
 from dd_lightning.learner.distributed_files import is_distributed, load_in_one
 from dd_lightning.learner.global_weights import GlobalValidation
 from dd_lightning.learner.group import Group
@@ -204,9 +205,8 @@ class DecoupledDiLoCoStrategy(Strategy):
             batches=session.data_position,
         )
         boundary = None if self._automatic else self._boundary
-        sharded = self.restore_checkpoint_after_setup
-        refusal = "" if self.group is None else why_no_cut(sharded, self._automatic)
-        self._cuts = TakeCuts(session, self._counter, self.identity.learner, boundary, refusal)
+        learner, shards = self.identity.learner, shard_files(self)
+        self._cuts = TakeCuts(session, self._counter, learner, boundary, shards)
         trainer.callbacks.append(self._cuts)
         self._first = HandInFirst(self._hand_in)
         trainer.callbacks.insert(0, self._first)

@@ -20,6 +20,7 @@ JOB |= {"lr": 0.05, "measured": False, "die_at": 0, "resume": False, "next_life"
 JOB |= {"options": {}}  # of the strategy inside
 # instead of `steps`, of the run: until another learner has left this file; so many of its own
 JOB |= {"until": "", "own_steps": 0, "connect_s": 60.0}
+JOB |= {"checkpoint": "", "manual": False}  # to go on from; manual optimization
 JOB |= {"file": False, "hydra": False}  # one file of sharded ranks; a DictConfig in its parameters
 SYNCHRONOUS = {"preset": "diloco", "fragments": 2, "sync_every": 4, "overlap": 1}
 

@@ -35,11 +35,20 @@ WAIT = timedelta(seconds=60)  # of ranks for each other
 class Model(Regression):
     """Sharded by FSDP2 where it is asked for."""
 
-    def __init__(self, sharded=False, hydra=False, **options):
+    def __init__(self, sharded=False, hydra=False, manual=False, **options):
         super().__init__(**options)
-        self.sharded = sharded
+        self.sharded, self.automatic_optimization = sharded, not manual
         if hydra:
             self.save_hyperparameters({"options": OmegaConf.create({"a": {"b": 1}})})
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
 
     def configure_model(self):
         if not self.sharded:
@@ -192,7 +201,7 @@ class Watch(pl.Callback):
             self.steps = trainer.global_step
             self.digests.append(digest(trainer))
             self.boundaries.append(trainer.strategy.boundary_s)
-            if self.job["until"]:
+            if self.job["until"] or self.job["manual"]:
                 self.optimizers.append(optimizer_digest(trainer))
             trainer.should_stop |= len(self.boundaries) == self.job["own_steps"]
 
@@ -238,6 +247,7 @@ def main(job):
     callbacks += [DieAt(job["die_at"], saved)] if die else []
     callbacks += [Slowly(Path(job["folder"]) / job["until"])] if job["until"] else []
     options = QUIET | {"devices": job["devices"], "use_distributed_sampler": False}
+    options |= {"default_root_dir": job["folder"]}
     trainer = pl.Trainer(
         **options,
         strategy=strategy,
@@ -245,12 +255,13 @@ def main(job):
         accumulate_grad_batches=job["accumulate"],
         callbacks=callbacks,
     )
-    kind = {"sharded": job["inner"] == "fsdp2", "hydra": job["hydra"]}
+    kind = {"sharded": job["inner"] == "fsdp2", "hydra": job["hydra"], "manual": job["manual"]}
     module = Model(**kind, seed=job["seed"], width=job["width"], lr=job["lr"])
     data = MicroBatches(int(job["learner"]), job["micro_batches"])
     if job["measured"]:
         strategy._boundary = measured(strategy._boundary, module, peaks)
-    trainer.fit(module, datamodule=data, ckpt_path=saved if job["resume"] else None)
+    resumed = saved if job["resume"] else None
+    trainer.fit(module, datamodule=data, ckpt_path=job["checkpoint"] or resumed)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""Inner optimizer state of ranks in shards: given and taken entry by entry, bit for bit."""
+"""State that lies in shards on ranks: an inner optimizer's, given and taken entry by entry, and a
+cut's, written by every rank at once; both bit for bit.
+"""
 
 import os
 import socket
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -9,14 +12,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from dd_lightning.learner import flat_shards
+from dd_lightning.learner.cut_file import TakenApart, put_together
+from dd_lightning.learner.cut_shards import ShardFiles
+from dd_lightning.learner.distributed_files import has_every_part, load_in_one
 from dd_lightning.learner.group import Group
 from dd_lightning.learner.group_inner import GroupInnerState
 from dd_lightning.learner.inner_state import InnerState, raw_bytes
-from dd_lightning.learner.state_copy import StateCopies
+from dd_lightning.learner.state_copy import BackgroundCopy, StateCopies
 from dd_lightning.protocol.transfer import TransferError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -93,7 +100,40 @@ def take(state, group, entries):
         state.commit()
 
 
-def rank(number, port):
+def written_in_slices(group, folder):
+    """A copy of every rank's slices, written beside a step that changes them."""
+    module, optimizer = learner("fsdp2", group)
+    train(module, optimizer)
+    states = {
+        "state_dict": get_model_state_dict(module),
+        "optimizer_states": [get_optimizer_state_dict(module, optimizer)],
+        "epoch": 3,
+    }
+    expected = {name: value.full_tensor() for name, value in states["state_dict"].items()}
+    moments = [state["exp_avg"].full_tensor() for state in optimizer.state.values()]
+    parts = TakenApart.of(states, module, [optimizer])
+    assert parts.copied_bytes == 0  # in the training thread
+    copies = BackgroundCopy(parts.later).start().finish()
+    train(module, optimizer)
+    files = ShardFiles(group, nullcontext)
+    files._own = group.another()
+    files.write(put_together(parts.tree, copies), folder / "c1.ckpt")
+    dist.barrier()
+    assert has_every_part(folder / "c1.ckpt")
+    read = load_in_one(folder / "c1.ckpt", True)
+    assert read["epoch"] == 3
+    for name, value in expected.items():
+        assert torch.equal(read["state_dict"][name], value)
+    (found,) = read["optimizer_states"]
+    for number, value in enumerate(moments):
+        assert torch.equal(found["state"][number]["exp_avg"], value)
+    plain = net()
+    again = torch.optim.AdamW(plain.parameters())
+    again.load_state_dict(found)
+    assert len(again.state) == len(moments)
+
+
+def rank(number, port, folder):
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=number, world_size=2, timeout=WAIT)
@@ -117,11 +157,12 @@ def rank(number, port):
         found = given(state, group)
         assert found == (expected if number == 0 else {})
         train(module, optimizer)  # it goes on
+    written_in_slices(group, folder)
     dist.destroy_process_group()
 
 
-def test_state_goes_through_shards_bit_for_bit():
+def test_state_goes_through_shards_bit_for_bit(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(rank, (port,), 2)
+    mp.spawn(rank, (port, tmp_path), 2)
