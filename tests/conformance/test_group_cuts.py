@@ -33,7 +33,7 @@ def execute(folder, jobs, cut=None):
         {"algorithm": algorithm, "learners": 2, "timeouts": timeouts, "run_id": "r"}
     )
     run, found, errors = folder / "run", [], []
-    settings = SyncerSettings("tcp://127.0.0.1:0", run, cut is not None, config, None, "", cut=cut)
+    settings = SyncerSettings("tcp://127.0.0.1:0", run, cut is not None, config, cut=cut)
 
     def guarded(function, *arguments):
         try:
