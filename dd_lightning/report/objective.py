@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dd_lightning.report.read import SUMMARY, read_events
-from dd_lightning.report.study_measures import MEASURES, Measured, StudyFacts
+from dd_lightning.report.study_measures import (
+    MEASURES,
+    Measured,
+    StudyFacts,
+    find_measure,
+    measure_of,
+)
 from dd_lightning.report.study_plan import TARGETS, StudyPlan, hint
 
 DEFAULT = "validation_loss"
@@ -25,10 +31,12 @@ def check_objective(given: Any, plan: StudyPlan) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or not names:
         raise ValueError(f"objective is {given!r}; allowed: a measure, or a list of some.")
     for name in names:
-        allowed = [one for one in MEASURES if one not in OF_A_STUDY]
-        if name not in allowed:
+        known = isinstance(name, str) and name not in OF_A_STUDY
+        if not known or find_measure(name) is None:
+            allowed = [one for one in MEASURES if one not in OF_A_STUDY]
             raise ValueError(
-                f"objective is {name!r}; allowed: {', '.join(allowed)}." + hint(name, allowed)
+                f"objective is {name!r}; allowed: {', '.join(allowed)}, metrics.NAME."
+                + hint(str(name), allowed)
             )
         if name in TARGETS and getattr(plan, TARGETS[name]) is None:
             raise ValueError(
@@ -50,5 +58,5 @@ def objective_of(folder: Path, values: Mapping[str, Any]) -> Any:
         facts.feed(event)
     summary = json.loads((folder / SUMMARY).read_text())
     run = Measured(summary, facts, plan.target_loss, plan.target_tokens, folder=folder)
-    found = [MEASURES[name].of(run) for name in names]
+    found = [measure_of(name).of(run) for name in names]
     return found[0] if isinstance(given, str) else found

@@ -164,6 +164,7 @@ def test_an_objective_is_a_measure_of_the_run(tmp_path):
         25.0,
         pytest.approx(2.053),
     ]
+    assert objective_of(tmp_path, values | {"objective": "metrics.recall"}) is None  # has none
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,7 @@ def test_an_objective_is_a_measure_of_the_run(tmp_path):
         ("goodputt", "Did you mean goodput"),
         (7, "allowed: a measure, or a list of some"),
         ([], "allowed: a measure"),
+        ([7], "objective is 7; allowed: "),
         ("loss_at_equal_tokens", "objective is 'loss_at_equal_tokens'; allowed: "),
         ("seconds_to_loss", r"study\.target_loss is null"),
     ],
