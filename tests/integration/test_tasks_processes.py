@@ -7,8 +7,11 @@ from tests.chaos_runs import RUN_TIMEOUT_S, run_with
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+# Of pictures and names there are few: after some 300 steps of two learners the loss of a more and
+# more confident model rises again, while recall still does.
+STEPS = {"vision_language": ["trainer.max_steps=250"]}
 METRICS = {
-    "text_moe": "val_bits_per_byte",
+    "text_moe": "bits_per_byte",
     "vision": "accuracy",
     "vision_language": "recall_at_1",
 }
@@ -17,7 +20,10 @@ METRICS = {
 @pytest.mark.timeout(RUN_TIMEOUT_S + 10)
 @pytest.mark.parametrize("task", METRICS)
 def test_a_task_learns_with_two_learners_in_processes(task, tmp_path):
-    run = run_with(tmp_path / "run", tmp_path / "data", f"task={task}", "learners=2")
+    run = run_with(
+        tmp_path / "run", tmp_path / "data", f"task={task}", "learners=2",
+        *STEPS.get(task, []),
+    )  # fmt: skip
     summary = run.summary
     assert (summary["mode"], summary["task"]) == ("processes", task)
     assert summary["status"] == "finished" and len(summary["per_learner"]) == 2
