@@ -18,6 +18,7 @@ _PAPER: dict[str, Any] = {
     "overlap": 2,
     "quorum": 1,
     "grace_rule": "lateness",
+    "weights": "tokens",
     "merge": "rda",
     "apply": "overwrite",
     "mix_alpha": 0.5,

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dd_lightning.algorithm.presets import PRESETS
+from dd_lightning.algorithm.weights import WEIGHTS
 
 APPLY_MODES = ("overwrite", "rebase", "mix")
 GRACE_RULES = ("lateness", "paper", "none")
@@ -43,6 +44,7 @@ class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     grace_rule: str = "lateness"
     grace_safety: float = 0.8  # gamma
     grace_cap: float | None = None  # in median steps; None: max(2, H/6)
+    weights: str = "tokens"  # of contributions in a merge: tokens | uniform
     merge: str | dict[str, Any] = "rda"  # rda | average | {_target_: ...}
     apply: str = "overwrite"
     mix_alpha: float = 0.5  # share of local kept, under `apply: mix`
@@ -67,6 +69,7 @@ class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             ("apply", APPLY_MODES),
             ("wait", WAIT_MODES),
             ("on_lost_quorum", LOST_QUORUM),
+            ("weights", WEIGHTS),
         ):
             if getattr(self, name) not in allowed:
                 _fail(f"algorithm.{name}", getattr(self, name), " | ".join(allowed))

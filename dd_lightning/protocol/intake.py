@@ -63,7 +63,7 @@ class Intake:
         if reason is not None:
             self.refuse(member, message, reason, now)
             return
-        fragment = message.fragment
+        fragment, algorithm = message.fragment, run.config.algorithm
         held = HeldContribution(
             member.learner,
             member.generation,
@@ -72,7 +72,9 @@ class Intake:
             payload,
             member.join.dtype,
             now,
-            contribution_weight(message.tokens, message.steps, run.config.algorithm.sync_every),
+            contribution_weight(
+                message.tokens, message.steps, algorithm.sync_every, algorithm.weights
+            ),
         )
         round_ = book.open.get(fragment)
         if round_ is not None and round_.number == message.round:

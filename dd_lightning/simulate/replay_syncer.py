@@ -161,6 +161,7 @@ class ReplaySyncer:
     ) -> HeldContribution:
         """A contribution as it has arrived, with the weight that it has here."""
         assert self._reader is not None  # a learner has joined
+        rule = self._algorithm
         return HeldContribution(
             given.learner,
             given.generation,
@@ -169,7 +170,7 @@ class ReplaySyncer:
             self._reader.decode(given.fragment, payload, data),
             script.first.row.get("dtype", "float32"),
             0.0,
-            contribution_weight(snapshot.tokens, snapshot.steps, self._algorithm.sync_every),
+            contribution_weight(snapshot.tokens, snapshot.steps, rule.sync_every, rule.weights),
         )
 
     def merge(self, step: MergeStep, held: tuple[HeldContribution, ...]) -> MergeResult | None:

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 MERGE, OUTER, QUORUM = "algorithm.merge", "algorithm.outer", "algorithm.quorum"
-ALLOWED = f"{MERGE}, {OUTER}.<key>, {QUORUM}"
+WEIGHTS = "algorithm.weights"
+ALLOWED = f"{MERGE}, {WEIGHTS}, {OUTER}.<key>, {QUORUM}"
 
 
 def read_set(text: str) -> tuple[str, Any]:
@@ -25,7 +26,7 @@ def read_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set is {text!r}; allowed: KEY=VALUE, KEY one of {ALLOWED}.")
-    if key not in (MERGE, QUORUM) and not key.startswith(f"{OUTER}."):
+    if key not in (MERGE, WEIGHTS, QUORUM) and not key.startswith(f"{OUTER}."):
         raise ValueError(
             f"--set is {text!r}; allowed keys: {ALLOWED}. Learners do what they did on the tape, "
             "so only what the syncer makes of their contributions can be changed."

@@ -82,11 +82,13 @@ def test_a_what_if_that_changes_nothing_is_the_run_and_says_so(capsys, run):
 
 
 def test_another_rule_optimizer_and_quorum_are_reported_beside_the_original(capsys, run):
-    code, found = asked(capsys, run, "--merge", "average", "--outer", "lr=1.0", "--quorum", "3")
+    options = ["--merge", "average", "--outer", "lr=1.0", "--quorum", "3"]
+    code, found = asked(capsys, run, *options, "--set", "algorithm.weights=uniform")
     asked_for = found["what_if"]
     assert code == 0 and found["equal"]
     assert asked_for["set"] == {
         "algorithm.merge": "average", "algorithm.outer": {"lr": 1.0}, "algorithm.quorum": 3,
+        "algorithm.weights": "uniform",
     }  # fmt: skip
     means = asked_for["means"]
     assert means["contributors"]["what_if"] > means["contributors"]["original"]

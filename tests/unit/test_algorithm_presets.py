@@ -25,7 +25,7 @@ KEYS = {
     *("fragments", "fragmentation", "sync_every", "overlap", "quorum", "grace_rule", "merge"),
     *("apply", "mix_alpha", "wait", "average_tensors", "grace_safety", "grace_cap", "outer"),
     *("codec", "max_in_flight", "min_learners", "max_learners", "on_lost_quorum"),
-    *("max_norm_ratio", "max_stale"),
+    *("max_norm_ratio", "max_stale", "weights"),
 }
 
 

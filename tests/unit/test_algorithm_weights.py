@@ -26,6 +26,14 @@ def test_contribution_weight_is_capped_only_beyond_two_horizons():
     assert contribution_weight(5, 0, 24) == 0.0
 
 
+def test_uniform_weights_count_who_contributes_and_nothing_else():
+    assert [contribution_weight(tokens, 3, 8, "uniform") for tokens in (1, 80, 10_000)] == [1.0] * 3
+    assert contribution_weight(960, 96, 24, "uniform") == 1.0  # also beyond two horizons
+    assert contribution_weight(0, 3, 8, "uniform") == contribution_weight(3, 0, 8, "uniform") == 0.0
+    with pytest.raises(ValueError, match=r"algorithm.weights is 'equal'.*tokens.*uniform"):
+        contribution_weight(1, 1, 8, "equal")
+
+
 @pytest.mark.parametrize("arguments", [(-1, 1), (1, -1), (math.nan, 1), (1, math.inf), (True, 1)])
 def test_broken_counters_are_refused_by_name(arguments):
     with pytest.raises(ValueError, match=r"(tokens|steps) is .*allowed: a finite number >= 0"):

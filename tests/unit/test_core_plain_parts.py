@@ -146,6 +146,7 @@ def test_what_a_tape_refuses_to_read(tmp_path) -> None:
         ({"algorithm": {"sync_every": 1}}, r"algorithm.sync_every is 1; allowed: .* >= 2"),
         ({"algorithm": {"overlap": -1}}, r"algorithm.overlap is -1; allowed"),
         ({"algorithm": {"max_stale": 0}}, r"algorithm.max_stale is 0; allowed"),
+        ({"algorithm": {"weights": "x"}}, r"algorithm.weights is 'x'; allowed: tokens \| uniform"),
         ({"algorithm": {"grace_rule": "x"}}, r"grace_rule is 'x'; allowed: lateness \| paper"),
         ({"algorithm": {"apply": "x"}}, r"algorithm.apply is 'x'; allowed: overwrite \| rebase"),
         ({"algorithm": {"wait": "x"}}, r"algorithm.wait is 'x'; allowed: never \| overlap"),

@@ -53,6 +53,16 @@ def test_staggered_start_with_everyone_in_the_quorum(min_learners) -> None:
     assert not [e for e in played.events("round_cancelled") if e["t_s"] < 80]
 
 
+@pytest.mark.parametrize(("rule", "shares"), [("tokens", (2 / 3, 1 / 3)), ("uniform", (0.5, 0.5))])
+def test_weights_of_a_learner_of_half_speed(rule, shares) -> None:
+    played = fleet([Spec(steps=160), Spec(step_s=2.0, steps=80)], quorum="all", weights=rule)
+    finished(played)  # also checks the ledger: every token once, whatever it weighs
+    rows = [e["weights"] for e in merges(played, 40, 140) if len(e["weights"]) == 2]
+    assert len(rows) >= 20
+    found = [mean(row[i] / sum(row) for row in rows) for i in (0, 1)]
+    assert found == pytest.approx(shares, abs=0.03)
+
+
 def test_die_and_rejoin_inside_an_open_round() -> None:
     played = fleet([Spec(), Spec(step_s=7.0, steps=30)], quorum=2)
 
