@@ -12,35 +12,10 @@ from typing import Any
 
 import msgspec
 
-from dd_lightning.protocol.messages import (
-    Applied,
-    Checkpointed,
-    Contribution,
-    Finish,
-    Goodbye,
-    Initial,
-    Join,
-    Message,
-    Nothing,
-    Progress,
-    Query,
-    Received,
-)
+from dd_lightning.protocol.messages import TO_SYNCER, Message, Query
 
-KINDS: tuple[type[Message], ...] = (
-    Join,
-    Initial,
-    Progress,
-    Contribution,
-    Nothing,
-    Received,
-    Applied,
-    Checkpointed,
-    Finish,
-    Goodbye,
-    Query,
-)
-STRANGERS = tuple(kind for kind in KINDS if kind is not Query)  # not an operator's
+STRANGERS: tuple[type[Message], ...] = typing.get_args(TO_SYNCER)  # a learner's, `Join` first
+KINDS = (*STRANGERS, Query)
 INTEGERS = (-1, 0, 1, 2, 3, 5, 7, 1000, 2**31, 2**53 - 1, 2**62, 2**63 - 1)
 FLOATS = (0.0, -1.0, 1e-9, 0.5, 3.0, 1e300, float("inf"), float("nan"))
 TEXTS = ("", "0", "1", "none", "values", "delta", "float32", "training", "paused", "x" * 300, "\0")

@@ -107,6 +107,14 @@ def test_poison_is_refused_and_its_learner_heals(play):
     assert "accepted" in verdicts[first:] and set(run.verdicts("0")) == {"accepted"}
 
 
+def test_huge_contributions_are_refused_by_their_norm_and_their_learner_heals(play):
+    run = play("chaos=poison_huge", "learners=4", "chaos.at_step=15", "trainer.max_steps=36")
+    assert_accounted(run, "poison_huge")
+    verdicts = run.verdicts("1")
+    assert "accepted" in verdicts[verdicts.index("norm") :]
+    assert set(run.verdicts("0")) == {"accepted"}
+
+
 def test_a_full_disk_costs_checkpoints_only(play):
     run = play("chaos=full_disk", "chaos.at_step=20", "chaos.seconds=1")
     assert_accounted(run, "full_disk")

@@ -288,3 +288,32 @@ def test_without_a_step_floor_measured_steps_scale_the_process(make, table, tmp_
     write_status(tmp_path, 20.0, {"0": 100})
     poll(injector, table, 20.0)
     assert injector._next[1].planned == {"poisson": pytest.approx(10.0)}  # 300 steps of 0.1 s
+
+
+@pytest.fixture
+def ended(tmp_path, table):
+    """(events, problems, what was said) of a plan whose run is over before anything of it fired."""
+
+    def end(whole, **values):
+        plan, said = FaultPlan.load({"name": "test", **values}, SHAPE), []
+        chaos = launch.RunChaos(plan, tmp_path, table, said.append, table, lambda: table.now_s)
+        chaos.poll()
+        return *chaos.end(whole), said
+
+    return end
+
+
+@pytest.mark.parametrize("when", [{"at_s": 50}, {"at_step": 700}])
+def test_a_planned_fault_that_did_not_fire_fails_a_whole_run_only(ended, when):
+    fault = {"kind": "kill", "target": 1, **when}
+    (row,), (problem,), _ = ended(True, faults=[fault])
+    assert row["event"] == "fault" and row["fired"] is None
+    assert problem.startswith("chaos test: a planned fault did not fire: kill of learner 1")
+    assert ended(False, faults=[fault])[1] == []  # it was interrupted, or has failed anyway
+
+
+def test_a_poisson_process_that_drew_none_says_so_and_fails_nothing(ended):
+    (warning,), problems, said = ended(True, poisson={"mean_s": 9.0, "faults": [{"kind": "kill"}]})
+    assert (problems, warning["event"]) == ([], "warning")
+    assert warning["text"] == "chaos test: the Poisson process drew no fault"
+    assert said == [f"warning: {warning['text']}"]
