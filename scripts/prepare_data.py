@@ -19,6 +19,7 @@ def prepare_data(task: DictConfig) -> dict[str, object]:
     """Build and verify the data of `cfg.task`; what to tell about it."""
     datamodule = instantiate(task.data, _convert_="all")
     datamodule.prepare_data()
+    datamodule.fetch_shards()
     folder = datamodule.folder
     manifest = read_manifest(folder, verify=True)
     shards = manifest.train + manifest.validation

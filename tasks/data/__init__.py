@@ -6,6 +6,7 @@ from .datamodule import ShardDataModule
 from .groups import Groups, in_shard_order, number_groups
 from .npm import NpmPackage
 from .origin import Origin
+from .ready import ReadyShards, check_path, warn_without_effect
 from .shards import Manifest, Shard, read_manifest, read_shard, write_manifest, write_shards
 from .split import Split
 from .stream import ShardStream, StreamPlan
@@ -15,16 +16,19 @@ __all__ = [
     "Manifest",
     "NpmPackage",
     "Origin",
+    "ReadyShards",
     "Shard",
     "ShardDataModule",
     "ShardStream",
     "Split",
     "StreamPlan",
     "build_once",
+    "check_path",
     "in_shard_order",
     "number_groups",
     "read_manifest",
     "read_shard",
+    "warn_without_effect",
     "write_manifest",
     "write_shards",
 ]

@@ -32,7 +32,7 @@ def build_once(
     if (folder / MANIFEST).is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.parent / f".{folder.name}.lock", timeout_s):
+    with locked(folder.parent / f".{folder.name}.lock", timeout_s):
         if (folder / MANIFEST).is_file():
             return folder
         started = time.monotonic()
@@ -49,8 +49,12 @@ def build_once(
 
 
 @contextmanager
-def _locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold an advisory lock that the kernel drops when its process dies."""
+def locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold an advisory lock that the kernel drops when its process dies.
+
+    Raises:
+        TimeoutError: another process held it for `timeout_s`.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         deadline = time.monotonic() + timeout_s

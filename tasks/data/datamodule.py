@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from .groups import GroupedCollate, Groups, first_groups, read_groups
+from .ready import ReadyShards
 from .shards import Manifest, Shard, read_manifest
 from .split import ALPHA, NATURAL, Split, deal_samples, own_samples
 from .stream import ShardStream, StreamPlan
@@ -106,6 +107,10 @@ class ShardDataModule(pl.LightningDataModule):
         """A picklable function: a batch of samples."""
         raise NotImplementedError
 
+    def ready(self) -> ReadyShards | None:
+        """The shards of `source=shards`, where the task has that."""
+        return None
+
     def splits(self) -> tuple[str, ...]:
         """Names of the splits that this task's data has."""
         return ("iid",)
@@ -151,7 +156,7 @@ class ShardDataModule(pl.LightningDataModule):
             plan,
             self.batch_size,
             collate=self.collate(),
-            read=self.reader(),
+            read=self._read(),
             owned=self._owned(shards, plan),
         )
         self._stream.start = self.samples_consumed
@@ -178,8 +183,26 @@ class ShardDataModule(pl.LightningDataModule):
         kind = next(name for name in self.splits() if name in NATURAL)
         return () if groups is None else tuple(f"{kind}_{slug}" for slug in groups.slugs())
 
-    def _validation(self) -> Iterator[Any]:
+    def fetch_shards(self) -> None:
+        """Fetch every shard that is not here yet, for a training without a network.
+
+        Raises:
+            ValueError: one of them cannot be had, or is not what the manifest recorded.
+        """
+        manifest, ready = self.manifest(), self.ready()
+        if ready is not None:
+            have = ready.fetching(lambda path: None, manifest)
+            for shard in manifest.train + manifest.validation:
+                have(self.folder / shard.file)
+
+    def _read(self) -> Callable[[Path], Sequence[Any]]:
+        """`reader`, of shards that may have to be fetched first."""
+        ready = self.ready()
         read = self.reader()
+        return read if ready is None else ready.fetching(read, self.manifest())
+
+    def _validation(self) -> Iterator[Any]:
+        read = self._read()
         for shard in self.manifest().validation:
             yield from read(self.folder / shard.file)
 

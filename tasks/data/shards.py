@@ -122,14 +122,10 @@ def read_manifest(folder: Path, verify: bool = False) -> Manifest:
             f"no prepared data in {folder}: run scripts/prepare_data.py with the same task.data "
             "settings, or call the datamodule's prepare_data() first"
         )
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if content.pop("schema", None) != SCHEMA:
-        raise ValueError(f"{path} is not of schema {SCHEMA}: delete {folder} and prepare again")
-    train = tuple(Shard(**entry) for entry in content.pop("train"))
-    validation = tuple(Shard(**entry) for entry in content.pop("validation"))
-    files = content.pop("files", {})
+    manifest = parse_manifest(path.read_bytes(), str(folder))
     if verify:
-        recorded = {**{shard.file: shard.sha256 for shard in train + validation}, **files}
+        shards = manifest.train + manifest.validation
+        recorded = {**{shard.file: shard.sha256 for shard in shards}, **manifest.files}
         for name, digest in recorded.items():
             file = folder / name
             if not file.is_file() or _sha256(file) != digest:
@@ -137,7 +133,36 @@ def read_manifest(folder: Path, verify: bool = False) -> Manifest:
                     f"{file} is not what the manifest recorded (sha256 {digest[:12]}...): "
                     f"delete {folder} and prepare again"
                 )
-    return Manifest(train, validation, content, files)
+    return manifest
+
+
+def parse_manifest(content: bytes, folder: str) -> Manifest:
+    """A manifest from the content of its file.
+
+    Args:
+        folder: where it comes from, for messages.
+
+    Raises:
+        ValueError: written by another version, or no manifest.
+    """
+    try:
+        found = json.loads(content)
+        schema = found.pop("schema", None)
+        if schema != SCHEMA:
+            raise ValueError(
+                f"{MANIFEST} in {folder} is of schema {schema!r} and not of schema {SCHEMA}: "
+                "delete that folder and prepare again"
+            )
+        train, validation = (
+            tuple(Shard(**entry) for entry in found.pop(split)) for split in ("train", "validation")
+        )
+        manifest = Manifest(train, validation, found, found.pop("files", {}))
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{MANIFEST} in {folder} is none of ours ({error!r})") from error
+    names = [*(shard.file for shard in train + validation), *manifest.files]
+    if strange := [one for one in names if Path(one).name != one or one.startswith(".")]:
+        raise ValueError(f"{MANIFEST} in {folder} names a file outside of it: {strange[0]!r}")
+    return manifest
 
 
 def _sha256(path: Path) -> str:

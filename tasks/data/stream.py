@@ -57,8 +57,8 @@ class StreamPlan:
         if num_shards < needed:
             raise ValueError(
                 f"{num_shards} training shards cannot be split over {self.num_data_slots} data "
-                f"slots x {self.num_ranks} ranks: at least {needed} are needed, set "
-                f"task.data.num_shards={needed} or more"
+                f"slots x {self.num_ranks} ranks: at least {needed} are needed, prepare "
+                f"the data with task.data.num_shards={needed} or more"
             )
         return list(range(num_shards))[self.data_slot :: self.num_data_slots][
             self.rank :: self.num_ranks

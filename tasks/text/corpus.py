@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dd_lightning.tasks.data import Origin
 
-SOURCES = ("docs", "sotu", "folder")
+SOURCES = ("docs", "sotu", "folder", "shards")
 SEPARATOR = b"\0"  # between documents; removed from their text
 TOP = "top"  # group of a folder's files that lie in none of its folders
 SUFFIXES = (".txt", ".md")

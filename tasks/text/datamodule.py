@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dd_lightning.tasks.data import ShardDataModule, read_shard
+from dd_lightning.tasks.data import ReadyShards, ShardDataModule, read_shard
 
 from .prepare import TextData
 from .tokenizer import BytePairTokenizer, ByteTokenizer, token_bytes
@@ -43,6 +43,9 @@ class TextDataModule(ShardDataModule):
     the fields of `TextData`: source, path, sequence_length, max_bytes, tokenizer, ..."""
 
     settings = TextData
+
+    def ready(self) -> ReadyShards | None:
+        return self.data.ready()
 
     def splits(self) -> tuple[str, ...]:
         return ("iid", "era" if self.data.source == "sotu" else "group", "dirichlet")

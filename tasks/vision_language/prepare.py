@@ -8,7 +8,17 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dd_lightning.tasks.data import Manifest, Origin, build_once, write_manifest, write_shards
+from dd_lightning.tasks.data import (
+    Manifest,
+    Origin,
+    ReadyShards,
+    build_once,
+    check_path,
+    read_manifest,
+    warn_without_effect,
+    write_manifest,
+    write_shards,
+)
 from dd_lightning.tasks.vision.extra import require
 from dd_lightning.tasks.vision.own import webdataset_origin
 from dd_lightning.tasks.vision.pictures import is_validation
@@ -16,7 +26,7 @@ from dd_lightning.tasks.vision.pictures import is_validation
 from .names import BYTES, Tokenizer
 from .sources import NamedPicture, openmoji_named, openmoji_origin, webdataset_named
 
-SOURCES = ("openmoji", "webdataset")
+SOURCES = ("openmoji", "webdataset", "shards")
 FORMAT = 1  # raise when the same settings would give other shards
 VALIDATION_PERCENT = 15
 VALIDATION_SHARDS = 2
@@ -27,8 +37,8 @@ class VisionLanguageData:
     """Which pictures, how large, and how their names become ids.
 
     Args:
-        source: "openmoji", or "webdataset" (tars of png or jpg, and txt), whose URL pattern is
-            `path`.
+        source: "openmoji", "webdataset" (tars of png or jpg, and txt), whose URL pattern is
+            `path`, or "shards": prepared before, at `path`, a folder or URL.
         size: pixels of a side.
         vocabulary: ids: 256 bytes, the others are the training names' most frequent words.
         text_length: ids of a name at most, its end included; longer names are cut off.
@@ -47,17 +57,21 @@ class VisionLanguageData:
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
-        if (self.source == "webdataset") != bool(self.path):
-            raise ValueError(
-                f"task.data.path is {self.path!r} with task.data.source={self.source}: a path "
-                "belongs to source=webdataset, which needs one"
-            )
+        check_path(self.source, self.path, ("webdataset", "shards"))
         least = {"size": 4, "vocabulary": BYTES, "text_length": 2, "num_shards": 1}
         for name, lowest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < lowest:
                 raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= {lowest}")
         require("torchvision", "task.data")
+        if self.ready() is not None:
+            warn_without_effect(self, "num_shards")
+
+    def ready(self) -> ReadyShards | None:
+        """The shards of `source=shards`."""
+        if self.source != "shards":
+            return None
+        return ReadyShards(self.path, self.cache_dir, "vision_language")
 
     def origin(self) -> Origin:
         """The source as it is on this machine now."""
@@ -69,6 +83,8 @@ class VisionLanguageData:
 
     def folder(self) -> Path:
         """Where this data set is, or will be: the name holds a hash of all that determines it."""
+        if (ready := self.ready()) is not None:
+            return ready.folder()
         key = {"format": FORMAT, **asdict(self), "versions": self.origin().versions}
         del key["cache_dir"], key["path"]  # its content counts, not its place
         del key["text_length"]  # of the ids, which are made at reading
@@ -81,7 +97,18 @@ class VisionLanguageData:
         Raises:
             ValueError: the source has too few pictures, or a package is missing.
         """
+        if (ready := self.ready()) is not None:
+            return self._checked(ready.prepare({"size": self.size}))
         return build_once(self.folder(), partial(_build, self))
+
+    def _checked(self, folder: Path) -> Path:
+        needed = BYTES + len(read_manifest(folder).info["words"])
+        if self.vocabulary < needed:
+            raise ValueError(
+                f"task.data.vocabulary is {self.vocabulary}, but the shards at {self.path} were "
+                f"prepared with more: set task.data.vocabulary={needed}"
+            )
+        return folder
 
 
 def unique(pictures: Iterable[NamedPicture]) -> list[NamedPicture]:

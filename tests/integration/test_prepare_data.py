@@ -47,7 +47,8 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(tmp_path):
     done = run(tmp_path, "task.data.source=books")
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        "prepare_data: task.data.source is 'books', allowed are ('docs', 'sotu', 'folder')"
+        "prepare_data: task.data.source is 'books', allowed are ('docs', 'sotu', 'folder', "
+        "'shards')"
     )
 
 

@@ -137,7 +137,7 @@ def test_the_cache_folder_comes_from_the_environment_unless_given(monkeypatch, t
     [
         ({"source": "books", "path": ""}, "task.data.source is 'books', allowed are"),
         ({"source": "docs"}, "a path belongs to source=folder"),
-        ({"path": ""}, "source=folder, which needs one"),
+        ({"path": ""}, "source=folder and source=shards, which need one"),
         ({"path": "nowhere"}, "'nowhere', which is not a folder"),
         ({"sequence_length": 0}, "task.data.sequence_length is 0"),
         ({"num_shards": "many"}, "task.data.num_shards is 'many'"),

@@ -120,7 +120,7 @@ def test_other_settings_are_another_data_set(tmp_path, urls, changed):
     [
         ({"source": "cats"}, "task.data.source is 'cats', allowed are"),
         ({"source": "openmoji"}, "a path belongs to source=webdataset"),
-        ({"path": ""}, "which needs one"),
+        ({"path": ""}, "which need one"),
         ({"vocabulary": 255}, "task.data.vocabulary is 255, allowed are integers >= 256"),
         ({"text_length": 1}, "task.data.text_length is 1"),
         ({"num_shards": 999}, "too few: 15% of them are held out"),
