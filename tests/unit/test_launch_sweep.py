@@ -167,6 +167,12 @@ def test_an_objective_is_a_measure_of_the_run(tmp_path):
     assert objective_of(tmp_path, values | {"objective": "metrics.recall"}) is None  # has none
 
 
+def test_joblib_with_one_job_at_a_time_plays_them_in_the_sweep_itself(launch, runs):
+    """[ended as a worker that had lost its sweep, with 130 at the first job]"""
+    launch("hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "algorithm.outer.lr=0.5,0.7")
+    assert [name for name, *_ in runs.played] == ["0", "1"]
+
+
 @pytest.mark.parametrize(
     ("objective", "said"),
     [
