@@ -69,13 +69,13 @@ def load_trained(path: Path, run: Path | None = None) -> Trained:
     pl.seed_everything(values["seed"], workers=True, verbose=False)
     module = build_module(values)
     _load(module, file)
-    return Trained(module.eval(), file, values)
+    return Trained(module.train(False), file, values)
 
 
 def untrained(values: dict[str, Any], file: Path) -> Trained:
     """The run's model as it began, for comparison."""
     pl.seed_everything(values["seed"], workers=True, verbose=False)
-    return Trained(build_module(values).eval(), file, values)
+    return Trained(build_module(values).train(False), file, values)
 
 
 def _run_of(file: Path) -> Path:

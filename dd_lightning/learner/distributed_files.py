@@ -8,13 +8,13 @@ place of another, both names: the older lies under NAME.before, and a learner ta
 from __future__ import annotations
 
 import contextlib
-import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
-import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 
 META = "meta.pt"  # Lightning's: all but weights and optimizer state
 PARTIAL, BEFORE = ".partial", ".before"
@@ -36,7 +36,7 @@ def has_every_part(folder: Path) -> bool:
             end = part.offset + part.length
             ends[part.relative_path] = max(end, ends.get(part.relative_path, 0))
         return all((folder / name).stat().st_size >= end for name, end in ends.items())
-    except (OSError, EOFError, ValueError, AttributeError, pickle.UnpicklingError):
+    except (OSError, EOFError, ValueError, AttributeError, UnpicklingError):
         return False  # torn: whichever part of it cannot be read
 
 
@@ -72,7 +72,8 @@ def _remove(path: Path) -> None:
 def load_in_one(folder: Any, weights_only: bool | None) -> dict[str, Any]:
     """The checkpoint as one file would hold it, for a learner whose parameters are not sharded.
 
-    Takes the whole of it in host memory on every rank.
+    Takes the whole of it in host memory on every rank. The directory's table is read as Lightning
+    and torch do, who keep it pickled: a learner's own files, or others that you trust.
     """
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
@@ -81,7 +82,8 @@ def load_in_one(folder: Any, weights_only: bool | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     reader, planner = FileSystemReader(str(folder)), _EmptyStateDictLoadPlanner()
     _load_state_dict(found, storage_reader=reader, planner=planner, no_dist=True)
-    checkpoint = torch.load(Path(folder) / META, map_location="cpu", weights_only=weights_only)
+    meta = Path(folder) / META
+    checkpoint = TorchCheckpointIO().load_checkpoint(meta, "cpu", weights_only=weights_only)
     checkpoint["state_dict"] = found["model" if "model" in found else "state_dict"]
     optimizers = sorted(
         (key for key in found if key.startswith("optimizer_")), key=lambda key: int(key[10:])
