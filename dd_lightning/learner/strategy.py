@@ -397,3 +397,6 @@ class DecoupledDiLoCoStrategy(Strategy):
         """Or validating within it, on the learner's own weights."""
         on_theta = self._global is not None and self._global.is_running
         return self._session is not None and not self._trainer.sanity_checking and not on_theta
+
+
+DecoupledDiLoCoStrategy.__abstractmethods__ = frozenset()  # as LightningCLI wants; see `__new__`

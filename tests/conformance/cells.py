@@ -17,7 +17,7 @@ from tests.conformance.feature import Feature
 from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.trainers import Regression
 
-INNER = ("auto", "single_device")
+INNER = ("auto", "single_device", "ddp", "ddp_spawn", "fsdp2")
 """Columns; the first one that a row has is its cell in `make test`."""
 
 LEFT_OUT: dict[tuple[str, str], str] = {}
@@ -27,7 +27,11 @@ LEFT_OUT: dict[tuple[str, str], str] = {}
 def merges_after_32_micro_batches(run):
     """4 micro-batches of 4 samples a step, 8 steps a round."""
     taken = [c for c in run.events("contribution") if c["verdict"] == "accepted"]
-    assert {(c["step"], c["steps"], c["tokens"]) for c in taken} == {(8, 8, 128), (16, 8, 128)}
+    tokens = 128 * run.ranks
+    assert {(c["step"], c["steps"], c["tokens"]) for c in taken} == {
+        (8, 8, tokens),
+        (16, 8, tokens),
+    }
 
 
 def only_the_adapter_travels(run):
@@ -180,8 +184,8 @@ FEATURES = [
         expected={"done": 16},
     ),
     Feature(
-        "`fast_dev_run`",
         "fast_dev_run",
+        "`fast_dev_run`",
         options=o.always(fast_dev_run=True),
         steps=1,
         tokens=4,
@@ -199,8 +203,8 @@ FEATURES = [
         observe=o.val_loss,
     ),
     Feature(
-        "`max_steps`",
         "max_steps",
+        "`max_steps`",
         options=o.always(max_steps=16, max_epochs=-1),
         batches=12,
         observe=o.global_step,

@@ -78,9 +78,11 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Both learners' ends, the tape's events of a kind, Θ by name, payloads that came."""
+    """Learners' ends (of a group, each rank's first), the tape's events of a kind, Θ by name,
+    payloads that came, ranks of a learner's micro-batch."""
 
     ends: tuple[End, ...]
     events: Callable[[str], list[dict[str, Any]]]
     theta: Mapping[str, Tensor]
     uploaded: list[tuple[str, int]]
+    ranks: int = 1

@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
-from torch.optim.swa_utils import get_ema_avg_fn
 
 
 def always(**options):
@@ -55,9 +54,14 @@ def saved(trainer, module, folder):
     return {"files": files, **state["state_dict"]}
 
 
+def exponential(average, now, steps):
+    """A function that can be pickled, for ranks that are spawned."""
+    return 0.5 * (average + now)
+
+
 def averaging(learner, folder):
     """An exponential average of the weights, which the module holds after fit."""
-    return {"callbacks": [WeightAveraging(avg_fn=get_ema_avg_fn(0.5))]}
+    return {"callbacks": [WeightAveraging(avg_fn=exponential)]}
 
 
 def monitors_rate(learner, folder):

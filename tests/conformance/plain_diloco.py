@@ -7,11 +7,15 @@ parameter, so that the product's counting is not compared with itself.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 
 from dd_lightning.algorithm import balanced_fragments, canonical_name
+from tests.conformance.sharding import in_full, put, whole
 from tests.trainers import WAIT_S
 
 OUTER = {"lr": 0.7, "momentum": 0.9}
@@ -24,6 +28,11 @@ class Meeting:
         self.sync_every, self.fragments = sync_every, fragments
         self.held = [{} for _ in range(learners)]
         self.barrier = threading.Barrier(learners)
+        self.end = None
+
+    def sum(self, number):
+        """Over the ranks of a learner."""
+        return number
 
     def exchange(self, learner, values):
         """What all of them hold, in order of the learners."""
@@ -33,67 +42,112 @@ class Meeting:
         self.barrier.wait(WAIT_S)  # nobody puts down anything new before all have read
         return all_held
 
+    def ended(self, end):
+        """What the reference of any learner is left with: they are equal."""
+        self.end = end
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceEnd:
+    """Inner steps and merges, and Θ by name as far as it was merged at the last step."""
+
+    steps: int
+    merges: int
+    theta: Mapping[str, Tensor]
+
 
 class PlainDiLoCo(pl.Callback):
-    """Each learner keeps a copy of Θ of its own; equal sums make equal copies."""
+    """Each learner (of a group, each rank) keeps a copy of Θ; equal sums make equal copies."""
 
     def __init__(self, meeting, learner):
         self.meeting, self.learner = meeting, learner
         self.steps = self.merges = 0
 
     def on_train_start(self, trainer, module):
-        self.local = {canonical_name(n): p for n, p in module.named_parameters() if p.requires_grad}
-        self.buffers = {
-            canonical_name(n): b for n, b in module.named_buffers() if b.is_floating_point()
-        }
-        self.theta = {n: p.detach().float().clone() for n, p in self.local.items()}
-        sizes = {n: p.numel() for n, p in self.local.items()}
+        with in_full(trainer.strategy.model):
+            self._begin(self._parameters(module))
+
+    def _parameters(self, module):
+        return {canonical_name(n): p for n, p in module.named_parameters() if p.requires_grad}
+
+    def _begin(self, local):
+        self.theta = {n: whole(p).float().clone() for n, p in local.items()}
+        sizes = {n: p.numel() for n, p in local.items()}
         self.parts = balanced_fragments(sizes, self.meeting.fragments)
         self.outers = [
             torch.optim.SGD([self.theta[n] for n in part], nesterov=True, **OUTER)
             for part in self.parts
         ]
         self.fresh = set()  # fragments merged at the newest step
-        self._remember()
+        self.since = [[0, 0] for _ in self.parts]  # tokens and steps since a fragment's last merge
+        self.unstepped = 0  # tokens
+        self._remember(local)
 
-    def on_train_batch_end(self, trainer, module, *_):
-        if all(torch.equal(p, self.before[n]) for n, p in self.local.items()):
-            return
+    def on_train_batch_end(self, trainer, module, outputs, batch, *_):
+        self.unstepped += self.meeting.sum(num_tokens(batch))
+        with in_full(trainer.strategy.model):
+            local = self._parameters(module)
+            if not all([torch.equal(whole(p), self.before[n]) for n, p in local.items()]):
+                self._step(module, local)
+
+    def _step(self, module, local):
         self.steps += 1
+        for since in self.since:
+            since[0] += self.unstepped
+            since[1] += 1
+        self.unstepped = 0
         self.fresh = set()
         meeting = self.meeting
         while self.steps * meeting.fragments >= (self.merges + 1) * meeting.sync_every:
-            self._merge(self.merges % meeting.fragments)
+            self._merge(self.merges % meeting.fragments, module, local)
             self.merges += 1
-        self._remember()
+        self._remember(local)
 
-    def _remember(self):
-        self.before = {n: p.detach().clone() for n, p in self.local.items()}
+    def on_train_end(self, trainer, module):
+        theta = {name: self.theta[name] for part in self.fresh for name in self.parts[part]}
+        self.meeting.ended(ReferenceEnd(self.steps, self.merges, theta))
+
+    def _remember(self, local):
+        self.before = {n: whole(p).clone() for n, p in local.items()}
 
     @torch.no_grad()
-    def _merge(self, part):
+    def _merge(self, part, module, local):
         self.fresh.add(part)
         names = self.parts[part]
-        mine = {n: self.local[n].detach().clone() for n in names}
-        mine |= {n: b.clone() for n, b in self.buffers.items()}
-        held = self.meeting.exchange(self.learner, mine)
+        buffers = {canonical_name(n): b for n, b in module.named_buffers() if b.is_floating_point()}
+        mine = {n: whole(local[n]).clone() for n in names}
+        mine |= {n: b.clone() for n, b in buffers.items()}
+        tokens, steps = self.since[part]
+        self.since[part] = [0, 0]
+        held, weights = zip(
+            *self.meeting.exchange(self.learner, (mine, tokens**2 / steps)), strict=True
+        )
         for name in names:
-            base = self.theta[name].to(self.local[name].dtype).float()  # what a 16-bit learner had
+            base = self.theta[name].to(local[name].dtype).float()  # what a 16-bit learner had
             gradients = [(base - values[name].float()).double() for values in held]
-            self.theta[name].grad = (sum(gradients) / len(gradients)).float()
+            self.theta[name].grad = _average(gradients, weights).float()
         self.outers[part].step()
         for name in names:
-            self.local[name].copy_(self.theta[name])
-        for name, buffer in self.buffers.items():
-            buffer.copy_(_mixture(name, held))
+            put(local[name], self.theta[name])
+        for name, buffer in buffers.items():
+            buffer.copy_(_mixture(name, held, weights))
 
 
-def _mixture(name, held):
+def num_tokens(batch):
+    """Of an attention mask, or samples."""
+    return int(batch["attention_mask"].sum()) if isinstance(batch, dict) else len(batch[0])
+
+
+def _average(tensors, weights):
+    return sum(w * t for t, w in zip(tensors, weights, strict=True)) / sum(weights)
+
+
+def _mixture(name, held, weights):
     """Mean of a buffer; of a running variance, the variance of the mixture (`algorithm.md`)."""
-    mean = sum(values[name].double() for values in held) / len(held)
+    mean = _average([values[name].double() for values in held], weights)
     mean_name = name.replace("running_var", "running_mean")
     if mean_name == name:
         return mean
     means = [values[mean_name].double() for values in held]
-    squares = sum(values[name].double() + m**2 for values, m in zip(held, means, strict=True))
-    return squares / len(held) - (sum(means) / len(held)) ** 2
+    squares = [values[name].double() + m**2 for values, m in zip(held, means, strict=True)]
+    return _average(squares, weights) - _average(means, weights) ** 2

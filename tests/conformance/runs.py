@@ -12,6 +12,7 @@ from dd_lightning.algorithm import canonical_name
 from dd_lightning.protocol.config import SyncerConfig
 from tests.conformance.feature import End, Run
 from tests.conformance.plain_diloco import OUTER, Meeting, PlainDiLoCo
+from tests.conformance.sharding import in_full, whole
 from tests.trainers import QUIET, StartTogether, loader, run_threads
 
 ADDRESS = "tcp://127.0.0.1:1"  # stands for the syncer in memory
@@ -28,18 +29,33 @@ def config(feature):
     return SyncerConfig.load({"algorithm": algorithm, "learners": feature.learners})
 
 
-def train(feature, module, learner, folder, strategy, callback):
-    """One learner's fit."""
-    folder.mkdir(parents=True)
+def fit(feature, module, learner, folder, strategy, callbacks, data, **own):
+    """One learner's fit; its Trainer."""
+    folder.mkdir(parents=True, exist_ok=True)  # of all ranks
     given = {"max_epochs": feature.epochs, **feature.options(learner, folder)}
-    callbacks = [callback, *given.pop("callbacks", [])]
-    options = {**QUIET, "default_root_dir": folder, **given}
+    callbacks = [*callbacks, *given.pop("callbacks", [])]
+    options = {**QUIET, "default_root_dir": folder, **given, **own}
     trainer = pl.Trainer(**options, strategy=strategy, callbacks=callbacks)
     validation = loader(7) if feature.validates else None
-    trainer.fit(feature.wrap(module), feature.data(learner, feature.batches), validation)
-    parameters = {canonical_name(n): p.detach() for n, p in module.named_parameters()}
-    buffers = {canonical_name(n): b.detach() for n, b in module.named_buffers()}
-    return End(parameters, buffers, feature.observe(trainer, module, folder))
+    trainer.fit(feature.wrap(module), data, validation)
+    return trainer
+
+
+def end(module, model, seen):
+    """What it is left with; of a group, every rank asks. `model`: the module, or what wraps it."""
+    with in_full(model):
+        return End(
+            {canonical_name(n): whole(p).clone() for n, p in module.named_parameters()},
+            {canonical_name(n): b.detach().clone() for n, b in module.named_buffers()},
+            seen,
+        )
+
+
+def train(feature, module, learner, folder, strategy, callback, data=None):
+    """One learner of one process."""
+    data = data or feature.data(learner, feature.batches)
+    trainer = fit(feature, module, learner, folder, strategy, [callback], data)
+    return end(module, module, feature.observe(trainer, module, folder))
 
 
 def live(feature, inner, syncer, folder):
@@ -52,25 +68,23 @@ def live(feature, inner, syncer, folder):
         where = folder / f"live{index}"
         return train(feature, module, index, where, strategy, StartTogether(barrier))
 
-    ends = _side_by_side(feature, learner)
+    ends = side_by_side(feature, learner)
     return Run(ends, running.events, running.theta.by_name, running.uploaded)
 
 
 def plain(feature, folder):
-    """(ends, Θ as far as it was merged at the last step, the reference callback of learner 0)."""
+    """(ends, end of the reference)."""
     meeting = Meeting(feature.learners, feature.sync_every, feature.fragments)
-    callbacks = [PlainDiLoCo(meeting, index) for index in range(feature.learners)]
 
     def learner(index, module):
         where = folder / f"plain{index}"
-        return train(feature, module, index, where, "auto", callbacks[index])
+        return train(feature, module, index, where, "auto", PlainDiLoCo(meeting, index))
 
-    ends, first = _side_by_side(feature, learner), callbacks[0]
-    theta = {name: first.theta[name] for part in first.fresh for name in first.parts[part]}
-    return ends, theta, first
+    return side_by_side(feature, learner), meeting.end
 
 
-def _side_by_side(feature, learner):
+def side_by_side(feature, learner):
+    """The learners as threads, each with a module of its own: their ends."""
     ends: list[End] = [None] * feature.learners
     modules = [feature.module() for _ in range(feature.learners)]
 

@@ -2,107 +2,78 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import OmegaConf
-from torch.optim.swa_utils import get_ema_avg_fn
 
-from dd_lightning import DecoupledDiLoCoMonitor, DecoupledDiLoCoStrategy
-from dd_lightning.protocol.config import SyncerConfig
+from dd_lightning import DecoupledDiLoCoMonitor
 from tests.conformance.feature import samples
-from tests.conformance.runs import ADDRESS
-from tests.trainers import QUIET, Regression, assert_equal, loader, run_threads, values
-
-WAITING = {"preset": "diloco", "outer": {"lr": 1.0, "momentum": 0.0}}
+from tests.conformance.live_syncer import LiveSyncer
+from tests.conformance.observing import exponential
+from tests.conformance.place import Place, checkpoint, config, fit_in_rank, is_finite, values
+from tests.conformance.ranks import Ranks
+from tests.trainers import QUIET, Regression, assert_equal, run_threads
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`run(inner, syncer, folder)` asserts; the other fields are `Feature`'s."""
+    """`run(place)` asserts, in one process or on each rank of a group; the other fields are
+    `Feature`'s.
+
+    Attributes:
+        run_group: of a scenario with several learners, (inner, ranks, folder) in place of it.
+    """
 
     name: str
     title: str
-    run: Callable[[str, Any, Path], None]
+    run: Callable[[Place], None]
+    run_group: Callable[[str, Ranks, Path], None] | None = None
     ignore: tuple[str, ...] = ()
     needs: str = ""
 
 
-def config(learners=1, **algorithm):
-    """No round is due, unless `sync_every` is given."""
-    algorithm = WAITING | {"sync_every": 1000} | algorithm
-    return SyncerConfig.load({"algorithm": algorithm, "learners": learners})
-
-
-def trainer(inner, learner="0", **options):
-    """A learner's, of one epoch."""
-    own = {"ckpt_weights_only": options.pop("ckpt_weights_only", None)}
-    own["validate_global"] = options.pop("validate_global", False)
-    strategy = DecoupledDiLoCoStrategy(ADDRESS, learner=learner, inner=inner, data="none", **own)
-    return pl.Trainer(**{**QUIET, "max_epochs": 1, **options}, strategy=strategy)
-
-
-def counted(running, learner="0"):
-    """(steps, tokens) of a learner, its ledger checked."""
-    (end,) = [
-        s for s in running.events("state")
-        if s["learner"] == learner and s["state"] == "finishing"
-    ]  # fmt: skip
-    (ledger,) = [e for e in running.events("ledger") if e["learner"] == learner]
-    for row in ledger["fragments"]:
-        assert row["processed"] == row["merged"] + row["lost"] + row["pending"]
-    return end["step"], ledger["fragments"][0]["processed"]
-
-
-def assert_close(theta, weights):
-    """Θ after one merge: Θ − (Θ − θ) is θ but for the rounding."""
-    assert theta.keys() == weights.keys()
-    for name, tensor in weights.items():
-        torch.testing.assert_close(theta[name], tensor, rtol=1e-6, atol=1e-6, msg=name)
-
-
-def several_fits(inner, syncer, folder):
+def several_fits(place):
     """Each fit is a stay in a run of its own; what the Trainer counts goes on."""
-    ours, plain = Regression(), Regression()
-    one = trainer(inner)
-    other = pl.Trainer(**{**QUIET, "max_epochs": 1})
+    ours, plain = place.module(Regression), place.module(Regression)
+    one, other = place.trainer(), place.plain()
     for fit in (1, 2, 3):
-        running = syncer(config())
+        running = place.syncer(config())
         one.fit_loop.max_epochs = other.fit_loop.max_epochs = fit
-        one.fit(ours, samples(fit, 5))
-        other.fit(plain, samples(fit, 5))
-        assert counted(running) == (5, 20)
+        one.fit(ours, place.samples(fit, 5))
+        other.fit(plain, place.samples(fit, 5))
+        place.assert_counted(running, 5, 20)
         assert_equal(values(ours), values(plain))
-        assert_close(running.parameters(), values(plain))
+        place.assert_theta(running, values(plain))
     assert one.global_step == other.global_step == 15
 
 
-def evaluation_without_a_syncer(inner, syncer, folder):
+def evaluation_without_a_syncer(place):
     """validate, test and predict open no connection, before a fit and after one."""
-    running = syncer(config())
-    module, one = Predicting(), trainer(inner)
+    running = place.syncer(config())
+    module, one = place.module(Predicting), place.trainer()
 
     def check():
         running.reachable = False
-        plain = pl.Trainer(**QUIET)
+        plain = place.plain()
         for name in ("validate", "test"):
-            ours = getattr(one, name)(module, loader(7), verbose=False)
-            assert ours == getattr(plain, name)(module, loader(7), verbose=False)
-        for mine, theirs in zip(
-            one.predict(module, loader(7)), plain.predict(module, loader(7)), strict=True
-        ):
-            assert torch.equal(mine, theirs)
+            ours = getattr(one, name)(module, place.validation(), verbose=False)
+            assert ours == getattr(plain, name)(module, place.validation(), verbose=False)
+        mine = one.predict(module, place.validation())
+        theirs = plain.predict(module, place.validation())
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
         running.reachable = True
 
     check()
-    one.fit(module, samples(0, 4))
-    assert counted(running) == (4, 16)
+    one.fit(module, place.samples(0, 4))
+    place.assert_counted(running, 4, 16)
     check()
 
 
@@ -124,49 +95,80 @@ class Poisoned(Regression):
         return loss * float("nan") if batch_idx == 6 else loss
 
 
-def nan_stays_with_its_learner(inner, syncer, folder):
+POISONED = {"preset": "short_run", "fragments": 2, "sync_every": 4, "min_learners": 2}
+
+
+def nan_stays_with_its_learner(place):
     """Its contributions are refused, the other learner trains on, Θ is made of finite values."""
-    running = syncer(config(2, preset="short_run", fragments=2, sync_every=4, min_learners=2))
-    modules = [Regression(), Poisoned()]
+    modules = [place.module(Regression), place.module(Poisoned)]
+    running = place.syncer(config(2, **POISONED))
 
     def learner(index):
-        return lambda: trainer(inner, str(index)).fit(modules[index], samples(index, 120))
+        trainer = place.trainer(str(index))
+        return lambda: trainer.fit(modules[index], place.samples(index, 120))
 
     run_threads(learner(0), learner(1))
+    assert_stayed(running, "0", "1")
+    assert is_finite(modules[0])
+    place.assert_counted(running, 120, 480)
+
+
+def nan_in_a_run_with_a_group(inner, ranks, folder):
+    """The group is the poisoned one, and then the healthy one."""
+    for_group(inner, ranks, folder / "0", Poisoned, Regression)
+    for_group(inner, ranks, folder / "1", Regression, Poisoned)
+
+
+def for_group(inner, ranks, folder, kind, other):
+    """Learner 0 is the group, with a module of `kind`."""
+    with LiveSyncer(folder, config(2, **POISONED)) as running:
+        single = Place("auto", None, folder, address=lambda: running.address)
+
+        def group():
+            finite = ranks.run(fit_in_rank, kind, inner, str(folder), running.address, 120)
+            assert kind is Poisoned or finite == [True, True]
+
+        run_threads(group, lambda: single.trainer("1").fit(other(), single.samples(1, 120)))
+    assert_stayed(running, *(("1", "0") if kind is Poisoned else ("0", "1")))
+
+
+def assert_stayed(running, healthy, poisoned):
+    """Refused are the contributions of one, merged those of the other; Θ is finite."""
     verdicts = {
         learner: [c["verdict"] for c in running.events("contribution") if c["learner"] == learner]
-        for learner in ("0", "1")
+        for learner in (healthy, poisoned)
     }
-    assert "non-finite" in verdicts["1"] and "non-finite" not in verdicts["0"]
-    assert verdicts["0"].count("accepted") >= 2
-    for tensors in (values(modules[0]), running.parameters()):
-        assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
-    assert counted(running, "0") == (120, 480)
+    assert "non-finite" in verdicts[poisoned] and "non-finite" not in verdicts[healthy]
+    assert verdicts[healthy].count("accepted") >= 2
+    assert all(torch.isfinite(tensor).all() for tensor in running.parameters().values())
 
 
-def checkpoint_resumes(inner, syncer, folder):
+def checkpoint_resumes(place):
     """The file holds the learner's counters; another process goes on from it, as plain Lightning
     does, and its steps count on from there."""
-    syncer(config())
-    saver = ModelCheckpoint(folder, filename="end")
-    first = trainer(inner, callbacks=[saver], enable_checkpointing=True)
-    module = Configured(OmegaConf.create({"lr": 0.05, "size": {"width": 5}}))
-    first.fit(module, samples(0, 8))
-    state = torch.load(folder / "end.ckpt", weights_only=False)["decoupled_diloco"]
-    assert (state["step"], state["odometer"], state["data_position"]) == (8, 32, 8)
+    place.syncer(config())
+    saver = ModelCheckpoint(place.folder, filename="end")
+    first = place.trainer(callbacks=[saver], enable_checkpointing=True)
+    settings = OmegaConf.create({"lr": 0.05, "size": {"width": 5}})
+    first.fit(place.module(Configured, settings), place.samples(0, 8))
+    state = checkpoint(place.folder / "end.ckpt")["decoupled_diloco"]
+    counts = state["step"], state["odometer"], state["data_position"]
+    assert counts == (8, 32 * place.ranks, 8)
 
-    running = syncer(config())
-    ours, plain = Configured(module.hparams.settings), Regression()
-    saver = ModelCheckpoint(folder, filename="after")  # Lightning wants all that has a state
+    running = place.syncer(config())
+    ours, plain = place.module(Configured, settings), place.module(Regression)
+    saver = ModelCheckpoint(place.folder, filename="after")  # Lightning wants all that has a state
     options = {"callbacks": [saver], "enable_checkpointing": True, "max_epochs": 2}
-    second = trainer(inner, ckpt_weights_only=False, **options)
-    second.fit(ours, samples(0, 8), ckpt_path=folder / "end.ckpt")
-    pl.Trainer(**{**QUIET, "max_epochs": 2}).fit(plain, samples(0, 8))
+    second = place.trainer(ckpt_weights_only=False, **options)
+    second.fit(ours, place.samples(0, 8), ckpt_path=place.folder / "end.ckpt")
+    place.plain(max_epochs=2).fit(plain, place.samples(0, 8))
     assert_equal(values(ours), values(plain))
-    (join,) = running.events("join")
-    assert (join["state_from"], join["state_step"], join["data_position"]) == ("checkpoint", 8, 8)
-    assert counted(running) == (16, 32)
-    assert second.global_step == 16
+    place.assert_counted(running, 16, 32)
+    assert second.global_step == (0 if place.spawns else 16)  # which Lightning takes not back
+    if place.leads:
+        (join,) = running.events("join")
+        took = join["state_from"], join["state_step"], join["data_position"]
+        assert took == ("checkpoint", 8, 8)
 
 
 class Configured(Regression):
@@ -177,16 +179,17 @@ class Configured(Regression):
         self.save_hyperparameters()
 
 
-def average_is_not_handed_in(inner, syncer, folder):
+def average_is_not_handed_in(place):
     """WeightAveraging leaves its average in the module; Θ gets the weights of the last step."""
-    running = syncer(config())
-    ours, plain = Regression(), Regression()
-    averaging = WeightAveraging(avg_fn=get_ema_avg_fn(0.5))
-    trainer(inner, callbacks=[averaging]).fit(ours, samples(0, 8))
-    pl.Trainer(**{**QUIET, "max_epochs": 1}).fit(plain, samples(0, 8))
-    assert counted(running) == (8, 32)
-    assert_close(running.parameters(), values(plain))
-    assert not torch.equal(ours.net[0].weight, plain.net[0].weight)
+    running = place.syncer(config())
+    ours, plain = place.module(Regression), place.module(Regression)
+    averaging = WeightAveraging(avg_fn=exponential)
+    place.trainer(callbacks=[averaging]).fit(ours, place.samples(0, 8))
+    place.plain().fit(plain, place.samples(0, 8))
+    place.assert_counted(running, 8, 32)
+    place.assert_theta(running, values(plain))
+    averaged, last = values(ours), values(plain)
+    assert not torch.equal(averaged["net.0.weight"], last["net.0.weight"])
 
 
 class Losses(Callback):
@@ -200,42 +203,40 @@ class Losses(Callback):
         self.seen.append((values(module), losses))
 
 
-def global_validation(inner, syncer, folder):
+def global_validation(place):
     """Θ and the learner's own weights, each under its name; the module keeps its own, and neither
     the checkpoint nor the syncer ever sees Θ in their place."""
-    running = syncer(config(sync_every=4, overlap=0))
-    ours, own = Regression(), Regression()
-    losses = Losses()
-    saver = ModelCheckpoint(folder, filename="{step}", save_top_k=-1)
+    running = place.syncer(config(sync_every=4, overlap=0))
+    ours, own = place.module(Regression), place.module(Regression)
+    losses, own_losses = Losses(), Losses()
+    saver = ModelCheckpoint(place.folder, filename="{step}", save_top_k=-1)
     options = {"val_check_interval": 6, "enable_checkpointing": True, "callbacks": [losses, saver]}
-    trainer(inner, validate_global=True, **options).fit(ours, samples(0, 12), loader(7))
-    thetas = []
+    one = place.trainer(validate_global=True, **options)
+    one.fit(ours, place.samples(0, 12), place.validation())
 
-    class Watch(Callback):
-        def on_validation_end(self, trainer, module):
-            thetas.append({n: float(v) for n, v in trainer.callback_metrics.items()})
-
-    syncer(config(sync_every=4, overlap=0))
-    options = {"val_check_interval": 6, "callbacks": [Watch()]}
-    trainer(inner, **options).fit(own, samples(0, 12), loader(7))
+    place.syncer(config(sync_every=4, overlap=0))
+    other = place.trainer(val_check_interval=6, callbacks=[own_losses])
+    other.fit(own, place.samples(0, 12), place.validation())
     assert_equal(values(ours), values(own))  # as without the option
-    assert [seen["val_loss"] for _, seen in losses.seen] == [s["val_loss"] for s in thetas]
+    own_seen = [seen["val_loss"] for _, seen in own_losses.seen]
+    assert [seen["val_loss"] for _, seen in losses.seen] == own_seen
     # merged at steps 4, 8, 12: at 6 Θ is two steps behind, at 12 the two are one
     (at_6, first), (_, last) = losses.seen
     assert first["global/val_loss"] != first["val_loss"]
     assert last["global/val_loss"] == last["val_loss"]
-    saved = torch.load(folder / "step=6.ckpt", weights_only=True)["state_dict"]
-    assert_equal(saved, at_6)
-    assert counted(running) == (12, 48)
+    assert_equal(checkpoint(place.folder / "step=6.ckpt")["state_dict"], at_6)
+    place.assert_counted(running, 12, 48)
 
 
-def monitor_logs(inner, syncer, folder):
+def monitor_logs(place):
     """Ordinary metrics, in the logger's file and in `callback_metrics`."""
-    syncer(config(sync_every=4, overlap=0))
+    place.syncer(config(sync_every=4, overlap=0))
     options = {"callbacks": [DecoupledDiLoCoMonitor()], "log_every_n_steps": 1}
-    logger = CSVLogger(folder, name="", version="")
-    one = trainer(inner, logger=logger, **options)
-    one.fit(Regression(), samples(0, 12))
+    logger = CSVLogger(place.folder, name="", version="")
+    one = place.trainer(logger=logger, **options)
+    one.fit(place.module(Regression), place.samples(0, 12))
+    if not place.leads:
+        return  # rank 0 alone logs
     seen = {name: float(value) for name, value in one.callback_metrics.items()}
     num_bytes = 4 * (3 * 5 + 5 + 5 + 1)
     assert seen["diloco/bytes_received"] == 4 * num_bytes  # the first Θ, and after each merge
@@ -243,33 +244,35 @@ def monitor_logs(inner, syncer, folder):
     assert seen["diloco/contributions"] >= 3 == seen["diloco/merged"]  # one may be asked for again
     assert (seen["diloco/staleness"], seen["diloco/version_gap"]) == (0, 0)
     assert seen["diloco/fragments"] == 4 and seen["diloco/boundary_ms"] > 0
-    assert "diloco/version_gap" in (folder / "metrics.csv").read_text().splitlines()[0]
+    assert "diloco/version_gap" in (place.folder / "metrics.csv").read_text().splitlines()[0]
 
 
-def command_line(inner, syncer, folder):
-    """LightningCLI builds the strategy from its arguments."""
+def command_line(place):
+    """LightningCLI builds the strategy from the command line."""
     from lightning.pytorch.cli import LightningCLI
 
-    running = syncer(config())
-    strategy = {
-        "class_path": "dd_lightning.DecoupledDiLoCoStrategy",
-        "init_args": {"syncer": ADDRESS, "learner": "0", "inner": inner},
-    }
-    LightningCLI(
-        Regression,
-        args=["fit"],
-        trainer_defaults={**QUIET, "max_steps": 4, "strategy": strategy},
-        datamodule_class=Samples,
-        save_config_callback=None,
-    )
-    assert counted(running) == (4, 16)
+    running = place.syncer(config())
+    options = {**QUIET, "devices": place.ranks, "max_steps": 4}
+    given = [f"--trainer.{name}={str(value).lower()}" for name, value in options.items()]
+    strategy = {"syncer": place.address(), "learner": "0", "inner": place.inner}
+    given.append("--trainer.strategy=dd_lightning.DecoupledDiLoCoStrategy")
+    given.append(f"--data.ranks={place.ranks}")
+    given += [f"--trainer.strategy.init_args.{name}={value}" for name, value in strategy.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", "fit", "--seed_everything=false", *given])
+        LightningCLI(Regression, Samples, save_config_callback=None)
+    place.assert_counted(running, 4, 16)
 
 
 class Samples(pl.LightningDataModule):
     """Batches of regression data."""
 
+    def __init__(self, ranks: int):
+        super().__init__()
+        self.ranks = ranks
+
     def train_dataloader(self):
-        return samples(0, 4)
+        return samples(0, 4 * self.ranks)
 
 
 SCENARIOS = [
@@ -279,7 +282,12 @@ SCENARIOS = [
         "`validate`, `test` and `predict` without a syncer",
         evaluation_without_a_syncer,
     ),
-    Scenario("nan_loss", "NaN loss: stays with its learner", nan_stays_with_its_learner),
+    Scenario(
+        "nan_loss",
+        "NaN loss: stays with its learner",
+        nan_stays_with_its_learner,
+        nan_in_a_run_with_a_group,
+    ),
     Scenario(
         "resume",
         "checkpoints hold the sync state and resume, hyperparameters of Hydra's among them",

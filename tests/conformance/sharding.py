@@ -1,0 +1,65 @@
+"""Parameters in shards: modules that shard themselves, and whole tensors of models."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+
+class FullySharded:
+    """Before a module's class: `configure_model` applies FSDP2, layer by layer and to the rest."""
+
+    def configure_model(self):
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        super().configure_model()
+        mesh = self.device_mesh["data_parallel"]
+        for unit in (*_layers(self), self):
+            if not isinstance(unit, FSDPModule):
+                fully_shard(unit, mesh=mesh)
+
+
+def _layers(module):
+    """Those whose parameters are of no other module."""
+    leaves = [m for m in module.modules() if m is not module and [*m.parameters(recurse=False)]]
+    owners = [p for leaf in leaves for p in leaf.parameters(recurse=False)]
+    tied = {p for p in owners if sum(p is other for other in owners) > 1}
+    return [leaf for leaf in leaves if not tied.intersection(leaf.parameters(recurse=False))]
+
+
+def sharded(module):
+    """The module with `FullySharded` before its class."""
+    own = type(module)
+    module.__class__ = type(own.__name__, (FullySharded, own), {"__module__": own.__module__})
+    return module
+
+
+@contextlib.contextmanager
+def in_full(model):
+    """In which `whole` and `put` reach all of a model's tensors; every rank enters it."""
+    if hasattr(model, "summon_full_params"):  # FSDP1's
+        with model.summon_full_params(model):
+            yield
+        return
+    for child in model.modules():  # whole parameters that FSDP2 keeps give way to the shards
+        if hasattr(child, "unshard"):
+            child.reshard()
+    yield
+
+
+def whole(tensor):
+    """Of a sharded tensor too; every rank asks for it."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+@torch.no_grad()
+def put(tensor, value):
+    """A whole value into a tensor or its shards; every rank has it."""
+    if hasattr(tensor, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value.to(tensor.dtype), tensor.device_mesh, tensor.placements)
+        tensor, value = tensor.to_local(), value.to_local()
+    tensor.copy_(value)
