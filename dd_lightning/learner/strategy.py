@@ -26,7 +26,7 @@ from dd_lightning.learner.group_inner import inner_state
 from dd_lightning.learner.group_session import FollowingSession
 from dd_lightning.learner.group_stop import SharedStop
 from dd_lightning.learner.hand_in import HandInFirst
-from dd_lightning.learner.inner import inner_strategy
+from dd_lightning.learner.over_inner import OverInner
 from dd_lightning.learner.sampler import check_mode
 from dd_lightning.learner.session import LearnerSession
 from dd_lightning.learner.step_counter import StepCounter
@@ -35,7 +35,7 @@ from dd_lightning.learner.tokens import TokenCounter
 from dd_lightning.learner.traffic import Traffic
 
 
-class DecoupledDiLoCoStrategy(Strategy):
+class DecoupledDiLoCoStrategy(OverInner):
     """Trains this Trainer's model as one learner of a Decoupled DiLoCo run.
 
     What a failure costs: a syncer that is away, nothing (work is kept and handed in on its
@@ -69,20 +69,6 @@ class DecoupledDiLoCoStrategy(Strategy):
     """
 
     surroundings: Surroundings | None = None  # None: real clock and sockets
-
-    def __new__(
-        cls, syncer: str | None = None, learner: Any = None, inner: Any = "auto", **_: Any
-    ) -> DecoupledDiLoCoStrategy:
-        if cls is not DecoupledDiLoCoStrategy:
-            return object.__new__(cls)  # unpickling, or a derived class used directly
-        # imported here: its classes derive from this one
-        from dd_lightning.learner.inner_strategies import class_over
-
-        base = inner_strategy(inner)
-        strategy = object.__new__(class_over(type(base)))
-        strategy.__dict__.update(vars(base))  # every option of the user's strategy
-        strategy._has_inner = True
-        return strategy
 
     def __init__(
         self,
@@ -399,4 +385,5 @@ class DecoupledDiLoCoStrategy(Strategy):
         return self._session is not None and not self._trainer.sanity_checking and not on_theta
 
 
-DecoupledDiLoCoStrategy.__abstractmethods__ = frozenset()  # as LightningCLI wants; see `__new__`
+# every object is of a derived class, which is whole; LightningCLI takes no abstract one
+DecoupledDiLoCoStrategy.__abstractmethods__ = frozenset()

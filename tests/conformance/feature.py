@@ -41,7 +41,6 @@ class Feature:
         wrap: around the module that `fit` is given.
         verify: what the run's events have to show.
         ignore: warnings of Lightning's or torch's that belong to the feature.
-        needs: a package that is no dependency; the cell is skipped without it.
     """
 
     name: str
@@ -64,7 +63,6 @@ class Feature:
     wrap: Callable[[Any], Any] = lambda module: module
     verify: Callable[[Run], None] = lambda run: None
     ignore: tuple[str, ...] = ()
-    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils.data import DataLoader
 
 from dd_lightning import DecoupledDiLoCoStrategy
@@ -23,20 +22,14 @@ from tests.conformance import spawned
 from tests.conformance.feature import Run
 from tests.conformance.live_syncer import LiveSyncer
 from tests.conformance.plain_diloco import Meeting, PlainDiLoCo
+from tests.conformance.plain_groups import plain_strategy
 from tests.conformance.ranks import RANKS, ask, leads
 from tests.conformance.runs import config, end, fit, side_by_side, train
 from tests.conformance.sharding import sharded
 from tests.trainers import WAIT_S, StartTogether
 
-SHARDED = ("fsdp2",)
-GROUPS = ("ddp", "ddp_spawn", *SHARDED)
-
-
-def plain_strategy(inner):
-    """Lightning's own."""
-    if inner == "fsdp2":
-        return ModelParallelStrategy(data_parallel_size=RANKS, tensor_parallel_size=1)
-    return inner
+SHARDING = ("fsdp2",)  # where the module does it itself
+GROUPS = ("ddp", "ddp_spawn", "fsdp", "fsdp2")
 
 
 def live(feature, inner, ranks, folder):
@@ -133,9 +126,7 @@ def fit_in_rank(name, inner, folder, address):
     from tests.conformance.cells import FEATURES
 
     (feature,) = [feature for feature in FEATURES if feature.name == name]
-    module = feature.module()
-    if inner in SHARDED:
-        module = sharded(module)
+    module = (sharded(feature.module) if inner in SHARDING else feature.module)()
     trainer = fit_group(feature, module, inner, Path(folder), address, [])
     seen = feature.observe(trainer, module, Path(folder)) if leads() else {}
     return end(module, trainer.strategy.model, seen)
@@ -146,7 +137,8 @@ def fit_group(feature, module, inner, folder, address, callbacks):
     data = feature.data(0, RANKS * feature.batches)
     if address:
         strategy = DecoupledDiLoCoStrategy(address, learner="0", inner=inner, data="none")
-        callbacks = [StartTogether(HostBarrier()), RanksAreEqual(), *callbacks]
+        callbacks = [StartTogether(HostBarrier()), *callbacks]
+        callbacks += [RanksAreEqual()] if inner in ("ddp", "ddp_spawn") else []
     else:
         strategy = plain_strategy(inner)
         meeting = HostMeeting(feature.sync_every, feature.fragments)
@@ -180,14 +172,12 @@ class HostMeeting:
 
 
 class RanksAreEqual(pl.Callback):
-    """After every batch, what its step applied included: the same bits on all ranks. Of tensors in
-    shards, whose wholes are the same by construction, there is nothing to compare."""
+    """After every batch, what its step applied included: the same bits on all ranks."""
 
     def on_train_batch_end(self, trainer, module, *_):
         found = hashlib.sha256()
         for tensor in module.parameters():
-            if not hasattr(tensor, "placements"):
-                found.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+            found.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
         mine = torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
         theirs = [torch.empty_like(mine) for _ in range(RANKS)]
         dist.all_gather(theirs, mine)

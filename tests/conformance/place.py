@@ -17,8 +17,9 @@ from dd_lightning.algorithm import canonical_name
 from dd_lightning.protocol.config import SyncerConfig
 from tests.conformance import spawned
 from tests.conformance.feature import samples
-from tests.conformance.group_runs import SHARDED, plain_strategy
+from tests.conformance.group_runs import SHARDING
 from tests.conformance.live_syncer import LiveSyncer
+from tests.conformance.plain_groups import plain_strategy
 from tests.conformance.ranks import RANKS, leads
 from tests.conformance.runs import ADDRESS
 from tests.conformance.sharding import in_full, sharded, whole
@@ -31,7 +32,7 @@ WAITING = {"preset": "diloco", "outer": {"lr": 1.0, "momentum": 0.0}}
 def config(learners: int = 1, **algorithm: Any) -> SyncerConfig:
     """No round is due, unless `sync_every` is given."""
     algorithm = WAITING | {"sync_every": 1000} | algorithm
-    return SyncerConfig.load({"algorithm": algorithm, "learners": learners})
+    return SyncerConfig.load({"algorithm": algorithm, "learners": learners, "run_id": "run"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,13 @@ class Place:
         own = {"devices": self.ranks, "max_epochs": 1, "default_root_dir": self.folder}
         return pl.Trainer(**{**QUIET, **own, **options}, strategy=strategy)
 
+    def kind(self, kind: type[pl.LightningModule]) -> type[pl.LightningModule]:
+        """As this inner strategy can train it."""
+        return sharded(kind) if self.inner in SHARDING else kind
+
     def module(self, kind: type[pl.LightningModule], *arguments: Any) -> pl.LightningModule:
-        """One that this inner strategy can train."""
-        module = kind(*arguments)
-        return sharded(module) if self.inner in SHARDED else module
+        """One of that kind."""
+        return self.kind(kind)(*arguments)
 
     def samples(self, learner: int, batches: int) -> DataLoader:
         """So many batches for each rank."""

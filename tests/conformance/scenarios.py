@@ -37,7 +37,6 @@ class Scenario:
     run: Callable[[Place], None]
     run_group: Callable[[str, Ranks, Path], None] | None = None
     ignore: tuple[str, ...] = ()
-    needs: str = ""
 
 
 def several_fits(place):
@@ -254,13 +253,13 @@ def command_line(place):
     running = place.syncer(config())
     options = {**QUIET, "devices": place.ranks, "max_steps": 4}
     given = [f"--trainer.{name}={str(value).lower()}" for name, value in options.items()]
-    strategy = {"syncer": place.address(), "learner": "0", "inner": place.inner}
+    strategy = {"syncer": place.address(), "learner": "0", "inner": place.inner, "data": "none"}
     given.append("--trainer.strategy=dd_lightning.DecoupledDiLoCoStrategy")
     given.append(f"--data.ranks={place.ranks}")
     given += [f"--trainer.strategy.init_args.{name}={value}" for name, value in strategy.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["train.py", "fit", "--seed_everything=false", *given])
-        LightningCLI(Regression, Samples, save_config_callback=None)
+        LightningCLI(place.kind(Regression), Samples, save_config_callback=None)
     place.assert_counted(running, 4, 16)
 
 
@@ -303,5 +302,5 @@ SCENARIOS = [
         "validate_global", "`validate_global`: validation on the global weights", global_validation
     ),
     Scenario("monitor", "`DecoupledDiLoCoMonitor`", monitor_logs),
-    Scenario("lightning_cli", "`LightningCLI`", command_line, needs="jsonargparse"),
+    Scenario("lightning_cli", "`LightningCLI`", command_line),
 ]

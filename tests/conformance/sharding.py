@@ -28,11 +28,9 @@ def _layers(module):
     return [leaf for leaf in leaves if not tied.intersection(leaf.parameters(recurse=False))]
 
 
-def sharded(module):
-    """The module with `FullySharded` before its class."""
-    own = type(module)
-    module.__class__ = type(own.__name__, (FullySharded, own), {"__module__": own.__module__})
-    return module
+def sharded(kind):
+    """The class with `FullySharded` before it."""
+    return type(kind.__name__, (FullySharded, kind), {"__module__": kind.__module__})
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.cells import FEATURES, INNER, LEFT_OUT, table
+from tests.conformance.cells import FEATURES, INNER, LEFT_OUT, cells, table
+from tests.conformance.group_runs import GROUPS
 from tests.conformance.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.unit
@@ -31,8 +32,7 @@ def test_what_is_left_out_exists_and_has_a_reason():
     assert all(len(reason) > 20 for reason in LEFT_OUT.values())
 
 
-def test_make_test_runs_one_cell_of_each_row():
-    from tests.conformance.cells import cells
-
-    first = [row.name for row, _, is_first in cells(ROWS) if is_first]
-    assert first == [row.name for row in ROWS]
+def test_make_test_runs_one_cell_of_each_row_and_some_of_each_group():
+    chosen = [(row.name, inner) for row, inner, is_chosen in cells(ROWS) if is_chosen]
+    assert [name for name, _ in chosen] == [row.name for row in ROWS]
+    assert all(sum(inner == column for _, inner in chosen) > 1 for column in ("auto", *GROUPS))
