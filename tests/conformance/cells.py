@@ -31,6 +31,10 @@ LEFT_OUT: dict[tuple[str, str], str] = {
     ("evaluation", "ddp_spawn"): "Lightning returns no predictions of spawned ranks.",
     ("nan_loss", "ddp_spawn"): IN_THE_RANKS,
     ("validate_global", "ddp_spawn"): IN_THE_RANKS,
+    (
+        "fp16_mixed",
+        "fsdp",
+    ): "Lightning's `FSDPPrecision` takes no scaler, and the one that it makes is for GPUs.",
     ("compile_module", "fsdp2"): "Lightning: using a compiled model is incompatible with "
     "`ModelParallelStrategy`; parts of it may be compiled.",
     ("fp16_mixed", "fsdp2"): "Lightning: the `ModelParallelStrategy` does not support "

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
+from unittest import mock
+
+from torch.distributed import TCPStore
 
 from dd_lightning.protocol.tape import read_tape
 from dd_lightning.syncer.run import SyncerRun
 from dd_lightning.syncer.settings import SyncerSettings
 from tests.trainers import WAIT_S
+
+
+class StoreHere:
+    """The rendezvous store in this process: one of its own takes longer to start than a run."""
+
+    def __init__(self, listen, values, insecure):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            self._store = TCPStore(
+                "127.0.0.1",
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+        self.address = f"tcp://127.0.0.1:{port}"
+        for name, value in values.items():
+            self._store.set(name, value)
+
+    def close(self):
+        """The server ends with the object."""
+        self._store = None
 
 
 class ThreadRun(SyncerRun):
@@ -32,7 +58,8 @@ class LiveSyncer:
 
     def __enter__(self):
         settings = SyncerSettings("tcp://127.0.0.1:0", self._folder, False, self._config, None, "")
-        self._run = ThreadRun(settings, self._close)
+        with mock.patch("dd_lightning.syncer.run.serve_store", StoreHere):
+            self._run = ThreadRun(settings, self._close)
         self.address = self._run.address
         channel = self._run._channel
         poll = channel.poll

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from lightning.fabric.utilities.load import _load_distributed_checkpoint
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     LearningRateMonitor,
@@ -50,8 +51,15 @@ def checkpoints(learner, folder):
 def saved(trainer, module, folder):
     """Files, and the weights in the one of step 8: those after that step's merge."""
     files = sorted(path.name for path in folder.glob("*.ckpt"))
-    state = torch.load(folder / "epoch=0-step=8.ckpt", weights_only=True)
+    state = checkpoint(folder / "epoch=0-step=8.ckpt")
     return {"files": files, **state["state_dict"]}
+
+
+def checkpoint(path):
+    """A file, or what Lightning leaves in its place where parameters are in shards."""
+    if path.is_dir():
+        return _load_distributed_checkpoint(path)
+    return torch.load(path, weights_only=False)
 
 
 def exponential(average, now, steps):

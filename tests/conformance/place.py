@@ -126,15 +126,6 @@ def is_finite(module: pl.LightningModule) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in values(module).values())
 
 
-def checkpoint(path: Path) -> dict[str, Any]:
-    """A file, or what Lightning leaves in its place where parameters are in shards."""
-    if path.is_dir():
-        from lightning.fabric.utilities.load import _load_distributed_checkpoint
-
-        return _load_distributed_checkpoint(path)
-    return torch.load(path, weights_only=False)
-
-
 def run_in_rank(name: str, inner: str, folder: str) -> None:
     """A scenario on one rank of a group, with a syncer in memory."""
     import pytest

@@ -20,7 +20,7 @@ from tests.trainers import WAIT_S
 
 RANKS = 2
 ASKED, DONE, FAILED = "asked", "done", "failed"
-JOB_S = 2 * WAIT_S  # on every silence of the ranks
+JOB_S = 4 * WAIT_S  # on every silence of the ranks
 
 
 class Ranks:

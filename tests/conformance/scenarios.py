@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from dd_lightning import DecoupledDiLoCoMonitor
 from tests.conformance.feature import samples
 from tests.conformance.live_syncer import LiveSyncer
-from tests.conformance.observing import exponential
-from tests.conformance.place import Place, checkpoint, config, fit_in_rank, is_finite, values
+from tests.conformance.observing import checkpoint, exponential
+from tests.conformance.place import Place, config, fit_in_rank, is_finite, values
 from tests.conformance.ranks import Ranks
 from tests.trainers import QUIET, Regression, assert_equal, run_threads
 

@@ -8,16 +8,21 @@ import torch
 
 
 class FullySharded:
-    """Before a module's class: `configure_model` applies FSDP2, layer by layer and to the rest."""
+    """Before a module's class: `configure_model` applies FSDP2 layer by layer, and at last to the
+    module where weights are tied, whose `training_step` then counts as its forward pass."""
 
     def configure_model(self):
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         super().configure_model()
-        mesh = self.device_mesh["data_parallel"]
-        for unit in (*_layers(self), self):
-            if not isinstance(unit, FSDPModule):
-                fully_shard(unit, mesh=mesh)
+        mesh, layers = self.device_mesh["data_parallel"], _layers(self)
+        for layer in layers:
+            if not isinstance(layer, FSDPModule):
+                fully_shard(layer, mesh=mesh)
+        own = {p for layer in layers for p in layer.parameters()}
+        if not own.issuperset(self.parameters()):
+            fully_shard(self, mesh=mesh)
+            register_fsdp_forward_method(self, "training_step")
 
 
 def _layers(module):
