@@ -24,6 +24,8 @@ IN_THE_RANKS = (
     "What the test looks at stays in spawned ranks, which are `ddp`'s once they have started."
 )
 
+WRAPPED = "A module that FSDP1 has wrapped before is refused by a learner, in words."
+
 LEFT_OUT: dict[tuple[str, str], str] = {
     ("compile_module", "ddp_spawn"): PICKLED,
     ("several_fits", "ddp_spawn"): "Lightning: calling `trainer.fit()` twice on the same Trainer "
@@ -35,6 +37,8 @@ LEFT_OUT: dict[tuple[str, str], str] = {
         "fp16_mixed",
         "fsdp",
     ): "Lightning's `FSDPPrecision` takes no scaler, and the one that it makes is for GPUs.",
+    ("several_fits", "fsdp"): WRAPPED,
+    ("evaluation", "fsdp"): WRAPPED,
     ("compile_module", "fsdp2"): "Lightning: using a compiled model is incompatible with "
     "`ModelParallelStrategy`; parts of it may be compiled.",
     ("fp16_mixed", "fsdp2"): "Lightning: the `ModelParallelStrategy` does not support "
