@@ -37,6 +37,11 @@ LEFT_OUT: dict[tuple[str, str], str] = {
         "fp16_mixed",
         "fsdp",
     ): "Lightning's `FSDPPrecision` takes no scaler, and the one that it makes is for GPUs.",
+    **{
+        (name, inner): "Lightning: sharded models do not work with weight averaging."
+        for name in ("weight_averaging", "averaged_end")
+        for inner in ("fsdp", "fsdp2")
+    },
     ("several_fits", "fsdp"): WRAPPED,
     ("evaluation", "fsdp"): WRAPPED,
     ("compile_module", "fsdp2"): "Lightning: using a compiled model is incompatible with "
