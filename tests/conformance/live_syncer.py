@@ -57,7 +57,7 @@ class LiveSyncer:
         self._error = None
 
     def __enter__(self):
-        settings = SyncerSettings("tcp://127.0.0.1:0", self._folder, False, self._config, None, "")
+        settings = SyncerSettings("tcp://127.0.0.1:0", self._folder, False, self._config)
         with mock.patch("dd_lightning.syncer.run.serve_store", StoreHere):
             self._run = ThreadRun(settings, self._close)
         self.address = self._run.address
