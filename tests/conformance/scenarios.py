@@ -150,7 +150,9 @@ def checkpoint_resumes(place):
     first = place.trainer(callbacks=[saver], enable_checkpointing=True)
     settings = OmegaConf.create({"lr": 0.05, "size": {"width": 5}})
     first.fit(place.module(Configured, settings), place.samples(0, 8))
-    state = checkpoint(place.folder / "end.ckpt")["decoupled_diloco"]
+    path = place.folder / "end.ckpt"
+    meta = path / "meta.pt" if path.is_dir() else path
+    state = torch.load(meta, weights_only=False)["decoupled_diloco"]
     counts = state["step"], state["odometer"], state["data_position"]
     assert counts == (8, 32 * place.ranks, 8)
 
@@ -159,7 +161,7 @@ def checkpoint_resumes(place):
     saver = ModelCheckpoint(place.folder, filename="after")  # Lightning wants all that has a state
     options = {"callbacks": [saver], "enable_checkpointing": True, "max_epochs": 2}
     second = place.trainer(ckpt_weights_only=False, **options)
-    second.fit(ours, place.samples(0, 8), ckpt_path=place.folder / "end.ckpt")
+    second.fit(ours, place.samples(0, 8), ckpt_path=path)
     place.plain(max_epochs=2).fit(plain, place.samples(0, 8))
     assert_equal(values(ours), values(plain))
     place.assert_counted(running, 16, 32)
