@@ -25,6 +25,9 @@ IN_THE_RANKS = (
 )
 
 WRAPPED = "A module that FSDP1 has wrapped before is refused by a learner, in words."
+IN_FORWARD = (
+    "Lightning runs `training_step` within FSDP1's forward pass, where torch has no backward pass."
+)
 
 LEFT_OUT: dict[tuple[str, str], str] = {
     ("compile_module", "ddp_spawn"): PICKLED,
@@ -42,6 +45,8 @@ LEFT_OUT: dict[tuple[str, str], str] = {
         for name in ("weight_averaging", "averaged_end")
         for inner in ("fsdp", "fsdp2")
     },
+    ("manual", "fsdp"): IN_FORWARD,
+    ("several_optimizers", "fsdp"): IN_FORWARD,
     ("several_fits", "fsdp"): WRAPPED,
     ("evaluation", "fsdp"): WRAPPED,
     ("compile_module", "fsdp2"): "Lightning: using a compiled model is incompatible with "
