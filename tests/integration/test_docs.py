@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-RUN_S = 100.0
+RUN_S = 280.0
 
 
 def fenced(page, language):
