@@ -66,8 +66,8 @@ class ContrastConfig:
     """
 
     width: int = 64
-    temperature: float = 0.25
-    min_temperature: float = 0.2
+    temperature: float = 0.35
+    min_temperature: float = 0.3
 
     def __post_init__(self) -> None:
         if not isinstance(self.width, int) or self.width < 1:
