@@ -3,13 +3,15 @@
 import pytest
 import torch
 
+from dd_lightning.protocol.tape import read_tape
 from dd_lightning.tasks.data import fetch, read_manifest
 from dd_lightning.tasks.vision import VisionData
 from dd_lightning.tasks.vision_language import VisionLanguageData
 from tests.named_pictures import NAMES, write_named
-from tests.shard_stores import prepared_text, served, take, text_at
+from tests.shard_stores import LIKE, prepared_text, served, take, text_at
+from tests.simulated_runs import QUICK, simulate
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.virtual]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,20 @@ def test_training_and_resuming_over_http_see_what_the_folder_has(made, server, t
     again.prepare_data()
     again.load_state_dict({**datamodule.state_dict(), "samples": 4 * 30, "batches": 30})
     assert torch.equal(take(again, 30), whole[30:])
+
+
+def test_a_killed_learner_goes_on_with_shards_of_a_server(server, tmp_path):
+    shards = ["source=shards", f"path={server.url}", "tokenizer=bpe", "vocabulary=270"]
+    shards += [f"{name}={value}" for name, value in LIKE.items()]
+    simulate(
+        tmp_path / "data", tmp_path / "run", *(f"task.data.{one}" for one in shards),
+        "task.module.gpt.width=16", "task.module.gpt.depth=1", "trainer.max_steps=40",
+        "chaos=kill_learner", "chaos.at_step=12", "chaos.not_before=start", base=QUICK,
+    )  # fmt: skip
+    joins = [one for one in read_tape(tmp_path / "run" / "tape.jsonl") if one["event"] == "join"]
+    assert [one["data_position"] for one in joins if one["learner"] == "1"] == [0, 12]
+    tars = [name for name in server.asked if name.endswith(".tar")]
+    assert len(tars) == len(set(tars)) and any("validation" in name for name in tars)
 
 
 def test_loader_processes_fetch_too(made, server, tmp_path):
