@@ -42,11 +42,7 @@ def cpu_s() -> float:
 
 
 def publish(name: str, sweep: Path) -> None:
-    """Copy the figures; put table, figures and command between the page's two marks.
-
-    Raises:
-        ValueError: the page has no place for this study.
-    """
+    """Copy the figures; put table, figures and command between the page's two marks."""
     runs = runs_in(sweep)
     study = report_study(sweep, runs)
     lines = [study.table]
@@ -58,6 +54,15 @@ def publish(name: str, sweep: Path) -> None:
     seeds = sorted({seed for row in study.json["rows"] for seed in row["seeds"]})
     said = f"seeds {', '.join(map(str, seeds))}; {len(runs)} runs; {(sweep / TOOK).read_text()}"
     lines.append(f"`dd-lightning launch experiment={name}` ({said})\n")
+    write_between(name, lines)
+
+
+def write_between(name: str, lines: list[str]) -> None:
+    """Put lines between the page's two marks of that name.
+
+    Raises:
+        ValueError: the page has none.
+    """
     text, begin, end = PAGE.read_text(), BEGIN.format(name), END.format(name)
     if begin not in text or end not in text:
         raise ValueError(f"{PAGE} has no {begin} ... {end}: add the study's question there first.")

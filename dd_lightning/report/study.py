@@ -102,6 +102,13 @@ class Study:
         return ", ".join(f"{short(name)} {group.settings[name]}" for name in others)
 
 
+def titles(settings: Sequence[str]) -> list[str]:
+    """Each in short, but whole where two would be the same (`arm`, `study.arm`)."""
+    names = [short(setting) for setting in settings]
+    pairs = zip(settings, names, strict=True)
+    return [setting if names.count(name) > 1 else name for setting, name in pairs]
+
+
 def short(setting: str) -> str:
     """`algorithm.merge` as `merge`."""
     return setting.rpartition(".")[2]

@@ -27,6 +27,7 @@ class StudyFacts(Observer):
         self.evaluated: list[Evaluated] = []  # by time
         self.agreements: list[float] = []
         self.opened_s: list[float] = []  # of rounds
+        self.shares: dict[str, float] = {}  # of weight, by learner: sums over merges
         self.faults = 0
         self.sent: list[tuple[float, int]] = [(0.0, 0)]  # time, bytes up and down until then
         self._wire: dict[tuple[str, int, int], int] = {}  # by learner, epoch and generation
@@ -52,6 +53,10 @@ class StudyFacts(Observer):
         self.faults += event["fired"] is not None and event["fired"] is not False
 
     def on_merge(self, event: Event) -> None:
+        weights = event.get("weights") or ()
+        for learner, weight in zip(event["contributors"], weights, strict=False):
+            share = weight / sum(weights) if weight else 0.0
+            self.shares[str(learner)] = self.shares.get(str(learner), 0.0) + share
         agreement = finite(event["agreement"])
         if agreement is not None and len(event["contributors"]) > 1:
             self.agreements.append(agreement)  # one contribution agrees with itself
@@ -189,6 +194,13 @@ def _agreement(run: Measured) -> float | None:
     return statistics.fmean(run.facts.agreements) if run.facts.agreements else None
 
 
+def _least_weight_share(run: Measured) -> float | None:
+    """Of the learner that counted least, over all merges; alike for all: 1 / learners."""
+    learners, shares = run.summary["per_learner"], run.facts.shares
+    merges = sum(shares.values())
+    return min(shares.get(one, 0.0) for one in learners) / merges if merges else None
+
+
 def _bytes(run: Measured) -> float:
     """Up and down, of all learners."""
     return float(run.summary["bytes"]["up"] + run.summary["bytes"]["down"])
@@ -223,6 +235,7 @@ MEASURES: dict[str, Measure] = {
     "rounds": Measure("merges", _summary("rounds"), form=".0f"),
     "effective_h": Measure("effective H (steps)", _summary("effective_h"), form=".1f"),
     "contributors": Measure("contributors", _summary("contributors", "mean"), form=".2f"),
+    "least_weight_share": Measure("least share of weight (%)", _least_weight_share, 100.0, ".1f"),
     "agreement": Measure("agreement of contributions", _agreement, form=".3f"),
     "steps": Measure("steps of all learners", _over_learners("steps"), form=".0f"),
     "tokens": Measure("tokens processed (thousands)", _over_learners("tokens"), 1e-3, ".0f"),

@@ -7,7 +7,7 @@ import io
 from dataclasses import asdict
 from typing import Any
 
-from dd_lightning.report.study import SEED, Group, Spread, Study, short
+from dd_lightning.report.study import SEED, Group, Spread, Study, titles
 from dd_lightning.report.study_compare import Compared, compare
 from dd_lightning.report.study_measures import measure_of
 
@@ -19,7 +19,7 @@ def markdown(study: Study) -> str:
     """One row a group: mean ± sample standard deviation over its runs."""
     names, compared = study.plan.measures, compare(study)
     unfinished = any(group.unfinished for group in study.groups)
-    head = [*map(short, study.swept), "runs", *(measure_of(name).label for name in names)]
+    head = [*titles(study.swept), "runs", *(measure_of(name).label for name in names)]
     if compared:
         head += ["loss fell by", "in spreads", f"behind {study.plan.baseline}"]
     rows = [head + (["not finished"] if unfinished else []), ["---"] * (len(head) + unfinished)]

@@ -11,7 +11,7 @@ import yaml
 
 from dd_lightning.cli import main
 from dd_lightning.report.own_metrics import learners_mean
-from dd_lightning.report.study import Spread, read_study
+from dd_lightning.report.study import Spread, read_study, titles
 from dd_lightning.report.study_compare import compare
 from dd_lightning.report.study_measures import (
     Measured,
@@ -170,6 +170,22 @@ def test_a_curve_is_read_between_its_points():
     assert loss_at(curve.evaluated, 401.0) is None
     assert seconds_to_loss(Measured({}, curve, target_loss=3.0)) == 20.0
     assert seconds_to_loss(Measured({}, curve, target_loss=1.0)) is None
+
+
+def test_settings_of_one_short_name_are_told_apart():
+    assert titles(["study.arm", "arm", "seed.x"]) == ["study.arm", "arm", "x"]
+    assert titles(["algorithm.merge", "learners"]) == ["merge", "learners"]
+
+
+def test_the_least_share_of_weight_is_that_of_who_is_heard_least():
+    made = StudyFacts()
+    for weights in ({"0": 3.0, "1": 1.0}, {"0": 8.0}, {"1": 0.0, "0": 2.0}):
+        row = {"event": "merge", "t_s": 1.0, "agreement": 1.0, "contributors": list(weights)}
+        made.feed(row | {"weights": list(weights.values())})
+    share = measure_of("least_weight_share").of
+    assert share(Measured({"per_learner": {"0": {}, "1": {}}}, made)) == pytest.approx(0.25 / 3)
+    assert share(Measured({"per_learner": {"0": {}, "1": {}, "2": {}}}, made)) == 0.0
+    assert share(Measured({"per_learner": {"0": {}}}, StudyFacts())) is None
 
 
 def test_equal_tokens_are_those_that_every_run_has_merged(multirun):
