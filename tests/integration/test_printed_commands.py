@@ -28,6 +28,7 @@ ELSEWHERE = {
     "dd-lightning launch experiment=smoke chaos=": "test_chaos_choices, make test-all",
     "dd-lightning launch experiment=smoke mode=simulate chaos=": "test_simulate_chaos",
     "dd-lightning launch -m experiment=demo": MINUTES,
+    "dd-lightning launch -m experiment=smoke": "smaller ones by test_sweeps",
     "dd-lightning launch experiment=": MINUTES,
     "dd-lightning launch --config-dir conf task=sine": "run as printed by test_docs",
     "dd-lightning syncer --listen tcp://127.0.0.1:29400": "run as printed by test_readme",
