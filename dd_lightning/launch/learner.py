@@ -22,7 +22,12 @@ from lightning.pytorch.loggers import CSVLogger
 from dd_lightning.chaos.callback import FaultCallback
 from dd_lightning.chaos.plan import FaultPlan
 from dd_lightning.launch.data_slot import DataSlot, number_of, wanted_slot
-from dd_lightning.launch.learner_kind import inner_of, own_rank, trainer_options
+from dd_lightning.launch.learner_kind import (
+    inner_of,
+    own_rank,
+    step_floor_s,
+    trainer_options,
+)
 from dd_lightning.launch.leaving import Checkpoints, run_until_told
 from dd_lightning.launch.settings import learner_values, run_shape
 from dd_lightning.launch.step_floor import StepFloor
@@ -69,6 +74,7 @@ def train(
         data="none" if takes_slots(values) else "shard",
         connect_timeout=values["timeouts"]["connect"],
         data_slot=slot,
+        validate_global=values["learner"].get("validate_global", False),
     )
     strategy.surroundings = surroundings
     trainer = pl.Trainer(
@@ -99,7 +105,7 @@ def _callbacks(values: Mapping[str, Any], learner: str, folder: Path) -> list[Ca
         save_top_k=1,
         train_time_interval=timedelta(seconds=values["checkpoint"]["every_s"]),
     )
-    floor_s = values["launcher"]["step_floor_s"]
+    floor_s = step_floor_s(values)
     callbacks: list[Callback] = [checkpoint]
     callbacks += [StepFloor(floor_s)] if floor_s > 0 else []
     if own_rank() != 0:

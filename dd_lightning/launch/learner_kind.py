@@ -23,7 +23,7 @@ from torch import nn
 
 from dd_lightning.launch import checks
 
-LEARNER_KEYS = ("name", "devices", "overrides")
+LEARNER_KEYS = ("name", "devices", "overrides", "step_floor_s", "validate_global")
 OVERRIDABLE = ("trainer", "task", "learner")
 RANKS_WAIT = timedelta(minutes=10)  # for each other, and for what rank 0 waits for (joins, finals)
 
@@ -53,6 +53,7 @@ def check_learner(values: Mapping[str, Any]) -> None:
     name = checks.choice(values, "learner.name", KINDS)
     checks.known_keys(values["learner"], LEARNER_KEYS, "learner.")
     devices = checks.integer(values, "learner.devices", 1)
+    _check_options(values)
     if KINDS[name].is_group:
         if values["mode"] == "simulate":
             raise ValueError(
@@ -65,6 +66,35 @@ def check_learner(values: Mapping[str, Any]) -> None:
             f"learner.devices is {devices!r}; allowed: 1 under learner=single. For more, choose "
             f"learner={groups}."
         )
+
+
+def step_floor_s(values: Mapping[str, Any]) -> float:
+    """Seconds that a step of this learner takes at least."""
+    own = values["learner"].get("step_floor_s")
+    return float(values["launcher"]["step_floor_s"] if own is None else own)
+
+
+def _check_options(values: Mapping[str, Any]) -> None:
+    learner, least = values["learner"], values["launcher"]["step_floor_s"]
+    if (own := learner.get("step_floor_s")) is not None:
+        if values["mode"] == "simulate":
+            raise ValueError(
+                f"learner.step_floor_s is {own!r}; allowed: null under mode=simulate, where "
+                "simulate.speeds says who is slow."
+            )
+        if checks.seconds(values, "learner.step_floor_s", positive=False) < least:
+            raise ValueError(  # faults are planned by the least
+                f"learner.step_floor_s is {own!r}; allowed: at least launcher.step_floor_s = "
+                f"{least:g}, or null. Lower that one."
+            )
+    if learner.get("validate_global", False):
+        checks.choice(values, "learner.validate_global", [False, True])
+        if values["trainer"].get("limit_val_batches") == 0:
+            raise ValueError(
+                "learner.validate_global is True, but trainer.limit_val_batches is 0, so that "
+                "learners never validate; allowed: false, or trainer.limit_val_batches=1.0 with "
+                "trainer.val_check_interval."
+            )
 
 
 def inner_of(values: Mapping[str, Any], module: nn.Module) -> str | Strategy:

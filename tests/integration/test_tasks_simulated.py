@@ -39,10 +39,15 @@ def test_classifiers_learn_pictures(tmp_path, architecture):
         tmp_path / "data", tmp_path / "run", "task=vision", "trainer.max_steps=40", "learners=4",
         "task.data.source=folder", f"task.data.path={pictures}", "task.data.classes=4",
         f"task.module.architecture={architecture}", "task.data.num_shards=8",
-        "trainer.limit_val_batches=1.0", "trainer.val_check_interval=40", base=QUICK,
+        "trainer.limit_val_batches=1.0", "trainer.val_check_interval=40",
+        "learner.validate_global=true", base=QUICK,
     )  # fmt: skip
     summary = summary_of(tmp_path / "run")
     assert summary["task"] == "vision" and summary["learners"] == 4
+    logged = (tmp_path / "run" / "learners" / "0" / "csv" / "version_0" / "metrics.csv").read_text()
+    assert {"val_loss", "global/val_loss", "global/accuracy"} <= {
+        *logged.splitlines()[0].split(",")
+    }
     assert summary["loss"]["validation"] < 0.95 * summary["loss"]["initial"]
     assert summary["metrics"]["accuracy"] > 0.6  # one in four by chance
     # running statistics are merged too: the global model is about as good as the learners

@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from dd_lightning.launch.learner_kind import step_floor_s
 from dd_lightning.launch.settings import check, learner_values, named
 from dd_lightning.launch.task import check_task
 
@@ -49,6 +50,9 @@ WRONG = [
     ("+launcher.nodes=2", "launcher.nodes is 2, but it is not a setting"),
     ("learner.devices=2", "learner.devices is 2; allowed: 1 under learner=single"),
     ("learner.name=zero", r"learner.name is 'zero'; allowed: single \| ddp \| fsdp \| fsdp2"),
+    ("learner.step_floor_s=-1", "learner.step_floor_s is -1; allowed"),
+    ("learner.validate_global=true", "learner.validate_global is True, but trainer.limit_val_batc"),
+    ("learner.validate_global=2", "learner.validate_global is 2; allowed: false .* true"),
     ("learner.overrides={1: {learner: {devices: 2}}}", "learner.overrides.1: learner.devices is 2"),
     ("learner.overrides={9: {}}", "learner.overrides.9 is .* not a setting; allowed: 0, 1, 2, 3"),
     ("learner.overrides={1: 3}", "learner.overrides.1 is 3; allowed: a mapping"),
@@ -68,6 +72,16 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(override, said):
     with pytest.raises(ValueError, match=said):
         settings = check(resolved(override))
         check_task(settings.values, settings.syncer.num_data_slots)
+
+
+def test_a_learners_own_step_floor():
+    own = "learner.overrides={1: {learner: {step_floor_s: 0.2}}}"
+    values = check(resolved(own, "launcher.step_floor_s=0.1")).values
+    assert [step_floor_s(learner_values(values, one)) for one in "01"] == [0.1, 0.2]
+    with pytest.raises(ValueError, match=r"overrides\.1: .*at least launcher\.step_floor_s = 0\.3"):
+        check(resolved(own, "launcher.step_floor_s=0.3"))
+    with pytest.raises(ValueError, match=r"null under mode=simulate, where\s+simulate\.speeds"):
+        check(resolved(own, "mode=simulate"))
 
 
 def test_a_port_in_use_is_refused():
