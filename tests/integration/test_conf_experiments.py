@@ -18,6 +18,7 @@ FEW = "trainer.max_steps=2"
 ARMS = [
     *(("compare_text", f"arm={arm}") for arm in ("data_parallel", "diloco", "decoupled")),
     ("scavenging", "study.arm=plus_25"),
+    *(("bias", arm) for arm in ("study.arm=uniform", "study.arm=no_grace", "arm=slow")),
 ]
 PLAYED = {"study.arm=first_only"}  # by test_studies.py, for the paper's goodput
 PLAIN = ("bench_failures", "demo", "smoke")
