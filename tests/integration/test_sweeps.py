@@ -207,4 +207,4 @@ def test_submitit_plays_jobs_and_skips_them(tmp_path):
         assert len(found) == 2
     logs = "".join(path.read_text() for path in sweep.glob(".submitit/*/*_log.out"))
     assert logs.count("skipped: ") == 2
-    assert json.loads((sweep / "0" / "job.json").read_text())["overrides"][-1] == "seed=1"
+    assert "seed=1" in json.loads((sweep / "0" / "job.json").read_text())["overrides"]
