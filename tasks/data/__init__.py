@@ -6,7 +6,7 @@ from .datamodule import ShardDataModule
 from .groups import Groups, in_shard_order, number_groups
 from .npm import NpmPackage
 from .origin import Origin
-from .ready import ReadyShards, check_path, warn_without_effect
+from .ready import ReadyShards, check_settings, warn_without_effect
 from .shards import Manifest, Shard, read_manifest, read_shard, write_manifest, write_shards
 from .split import Split
 from .stream import ShardStream, StreamPlan
@@ -23,7 +23,7 @@ __all__ = [
     "Split",
     "StreamPlan",
     "build_once",
-    "check_path",
+    "check_settings",
     "in_shard_order",
     "number_groups",
     "read_manifest",

@@ -119,7 +119,28 @@ class FetchFirst:
         return self.read(path)
 
 
-def check_path(source: str, path: str, allowed: tuple[str, ...]) -> None:
+def check_settings(
+    data: Any, sources: tuple[str, ...], with_path: tuple[str, ...], least: Mapping[str, int]
+) -> None:
+    """What the settings of every task's data have in common.
+
+    Args:
+        data: has `source`, `path` and the integers that `least` bounds from below.
+        with_path: the sources that need a path; the others take none.
+
+    Raises:
+        ValueError: one of them is not allowed.
+    """
+    if data.source not in sources:
+        raise ValueError(f"task.data.source is {data.source!r}, allowed are {sources}")
+    _check_path(data.source, data.path, with_path)
+    for name, lowest in least.items():
+        value = getattr(data, name)
+        if not isinstance(value, int) or value < lowest:
+            raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= {lowest}")
+
+
+def _check_path(source: str, path: str, allowed: tuple[str, ...]) -> None:
     """Refuse a path without a source that takes one, and such a source without a path."""
     if (source in allowed) != bool(path):
         takers = " and ".join(f"source={one}" for one in allowed)

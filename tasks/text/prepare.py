@@ -15,7 +15,7 @@ from dd_lightning.tasks.data import (
     Origin,
     ReadyShards,
     build_once,
-    check_path,
+    check_settings,
     warn_without_effect,
     write_manifest,
 )
@@ -66,13 +66,8 @@ class TextData:
     cache_dir: str = field(default_factory=lambda: os.environ.get("DD_DATA", "data"))
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
-        check_path(self.source, self.path, ("folder", "shards"))
-        for name in ("sequence_length", "max_bytes", "num_shards"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= 1")
+        least = {"sequence_length": 1, "max_bytes": 1, "num_shards": 1}
+        check_settings(self, SOURCES, ("folder", "shards"), least)
         check_vocabulary(self.tokenizer, self.vocabulary)
         if self.ready() is not None:
             warn_without_effect(self, "max_bytes", "num_shards")

@@ -16,7 +16,7 @@ from dd_lightning.tasks.data import (
     Origin,
     ReadyShards,
     build_once,
-    check_path,
+    check_settings,
     in_shard_order,
     read_manifest,
     warn_without_effect,
@@ -64,13 +64,8 @@ class VisionData:
     cache_dir: str = field(default_factory=lambda: os.environ.get("DD_DATA", "data"))
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
-        check_path(self.source, self.path, NEED_PATH)
-        for name, least in (("size", 4), ("classes", 2), ("num_shards", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= {least}")
+        least = {"size": 4, "classes": 2, "num_shards": 1}
+        check_settings(self, SOURCES, NEED_PATH, least)
         require("torchvision", "task.data")
         if self.ready() is not None:
             warn_without_effect(self, "num_shards")

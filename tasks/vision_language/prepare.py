@@ -13,7 +13,7 @@ from dd_lightning.tasks.data import (
     Origin,
     ReadyShards,
     build_once,
-    check_path,
+    check_settings,
     read_manifest,
     warn_without_effect,
     write_manifest,
@@ -55,14 +55,8 @@ class VisionLanguageData:
     cache_dir: str = field(default_factory=lambda: os.environ.get("DD_DATA", "data"))
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise ValueError(f"task.data.source is {self.source!r}, allowed are {SOURCES}")
-        check_path(self.source, self.path, ("webdataset", "shards"))
         least = {"size": 4, "vocabulary": BYTES, "text_length": 2, "num_shards": 1}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < lowest:
-                raise ValueError(f"task.data.{name} is {value!r}, allowed are integers >= {lowest}")
+        check_settings(self, SOURCES, ("webdataset", "shards"), least)
         require("torchvision", "task.data")
         if self.ready() is not None:
             warn_without_effect(self, "num_shards")

@@ -73,6 +73,18 @@ Parallel(n_jobs=2)(delayed(job)(sys.argv[1], number) for number in range(4))
 """
 
 
+def kill_alone(process):
+    """SIGKILL to this process only; the command lines of its family that outlived it by 30 s."""
+    family = process.children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=30.0)
+    survivors = [one.cmdline() for one in alive]
+    for one in alive:
+        one.kill()
+    return survivors
+
+
 class Sweep:
     """One sweep: started and killed in a process of its own, or played in this one."""
 
@@ -95,13 +107,8 @@ class Sweep:
                 assert process.poll() is None and time.monotonic() < deadline, text[-3000:]
                 time.sleep(0.02)
         finally:
-            family = process.children(recursive=True)
-            process.kill()
-            process.wait()
-            _, alive = psutil.wait_procs(family, timeout=30.0)
-            for one in alive:
-                one.kill()
-        assert not alive, [one.cmdline() for one in alive]
+            survivors = kill_alone(process)
+        assert survivors == []
 
     def _far_enough(self, jobs: int) -> bool:
         if jobs == 0:
@@ -174,13 +181,7 @@ def test_workers_of_joblib_end_in_order_once_their_sweep_was_killed(tmp_path):
     while len(list(tmp_path.glob("*.begun"))) < 2:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
-    family = process.children(recursive=True)
-    process.kill()
-    process.wait()
-    _, alive = psutil.wait_procs(family, timeout=30.0)
-    for one in alive:
-        one.kill()
-    assert not alive, [one.cmdline() for one in alive]
+    assert kill_alone(process) == []
     assert {path.stem for path in tmp_path.glob("*.interrupted")} == {"0", "1"}  # not 2 and 3
 
 
